@@ -27,16 +27,13 @@ class MapCommand(MapOptions, MapPlanOptions, WeightsOptions, JsonOptions):
     )
 
     images: tuple[str, ...] = argument(
-        (),
-        "TIFF, GeoTIFF, PNG or JPEG: files, s3://BUCKET/KEY, folders, or prefixes s3://BUCKET/PREFIX/.",
-        metavar="IMAGE...",
+        (), "TIFF, GeoTIFF, PNG or JPEG: files, folders, s3://BUCKET/KEY or s3://BUCKET/PREFIX/.", metavar="IMAGE..."
     )
     plan: Path | None = option(None, "A map plan from serfer map-plan, for these sizes or any.", metavar="DIR")
     network: str | None = option(
         None,
-        "In place of --plan: an .onnx file, module.py:factory, timm:NAME or torchvision:NAME. Its plan is made, for "
-        "images of any size where that can be, and kept in the cache for the next time; --preprocess, --reduce and "
-        "other keys say more of it, as options of map-plan.",
+        "In place of --plan: an .onnx file, module.py:factory, timm:NAME or torchvision:NAME. Its plan is made and "
+        "kept in the cache; options of map-plan say more of it.",
     )
     out: str = option(
         REQUIRED,

@@ -29,12 +29,7 @@ class RegisterCommand(RegisterOptions, RegistryOptions, NetworkFileOptions, Json
         "app validation name registry by most instance usd_per_hour size preprocess labels output random as_json"
     )
 
-    network: str = argument(
-        REQUIRED,
-        "As serfer split takes it (zoo name, timm:NAME, torchvision:NAME, .onnx, module.py:factory), or a plan "
-        "directory.",
-        metavar="NETWORK",
-    )
+    network: str = argument(REQUIRED, "A network, as serfer split takes it, or a plan directory.", metavar="NETWORK")
     app: str = option(REQUIRED, "The application whose queries it shall answer.", metavar="NAME")
     validation: Path | None = option(
         None,

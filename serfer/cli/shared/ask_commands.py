@@ -27,9 +27,7 @@ class AskOptions(PipelineOptions, NetworkFileOptions, JsonOptions):
         metavar="[NETWORK] IMAGE...",
     )
     model: str | None = option(None, "A model of the zoo (docs/reference/networks.md).", metavar="NAME")
-    plan: Path | None = option(
-        None, "A plan directory, from serfer split; or an .onnx file, timm:NAME or torchvision:NAME, run as it is."
-    )
+    plan: Path | None = option(None, "A plan directory; or an .onnx file, timm:NAME or torchvision:NAME, run whole.")
     deadline_ms: int = option(120_000, "Give up on an image then.", least=1, most=86_340_000)
     compare: bool = option(False, "Also run the model as it was given, unsplit, and print the difference.")
     cache_s: float = option(0.0, "Keep answers in the store for so many seconds; 0: keep none.")
@@ -44,9 +42,7 @@ class ClassifyCommand(AskOptions, YieldOptions):
 
     demo: bool = option(False, "Take efficientnet-lite0 of the zoo, which knows ImageNet's classes; planned once.")
     top_k: int = option(5, "Of a classifier: how many classes to print at most.", least=1)
-    trace: Path | None = option(
-        None, "Write where time went, for chrome://tracing and ui.perfetto.dev.", metavar="FILE"
-    )
+    trace: Path | None = option(None, "Write where time went, for ui.perfetto.dev, chrome://tracing.", metavar="FILE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,13 +55,9 @@ class PredictCommand(ClassifyCommand):
     command: ClassVar[str] = "predict"
     line: ClassVar[str] = f"{_NETWORK} demo {_PIPELINE} top_k min_score draw as_coco as_json"
 
-    min_score: float | None = option(
-        None, "Of a detector: the least score of a box, in place of the plan's.", least=0, most=1
-    )
+    min_score: float | None = option(None, "A detector's least score, in place of the plan's.", least=0, most=1)
     draw: Path | None = option(
-        None,
-        "Draw the boxes over the image: a file (.png, .jpg, .jpeg, .webp), or a folder for several images.",
-        metavar="PATH",
+        None, "Draw boxes over the image: a file (.png, .jpg, .webp), or a folder for several.", metavar="PATH"
     )
     as_coco: bool = option(False, "Print the boxes of all images as one COCO data set, with scores.", "--coco")
 
@@ -89,14 +81,8 @@ class RunCommand(AskOptions):
     )
     overwrite: bool = option(False, "Replace files that exist.")
     keep: bool = option(
-        False,
-        "Leave outputs where the last stage's tiles write them, however large, and print the result's id (serfer "
-        "result); with --out also write them to npy files, in bounded memory.",
+        False, "Leave outputs where tiles write them, however large, and print their id; with --out write files, too."
     )
     results: str | None = option(
-        None,
-        "The store of results: file:///, redis://, s3://; by default a folder of the cache.",
-        metavar="URL",
-        setting="results",
-        own_default=True,
+        None, "The store of results; by default one in the cache.", metavar="URL", setting="results", own_default=True
     )

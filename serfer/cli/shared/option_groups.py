@@ -57,23 +57,16 @@ class NetworkFileOptions(WeightsOptions):
     """What a network's file does not say."""
 
     size: str | None = option(
-        None,
-        "Of an .onnx file that does not fix it: the input's HEIGHTxWIDTH; or a range, such as "
-        "32..2016x32..2016,multiple=32, for images of many sizes.",
+        None, "Where a file does not fix it: the input's HEIGHTxWIDTH, or a range: 32..2016x32..2016,multiple=32."
     )
-    channels: int | None = option(
-        None, "The input's channels, where its size is given; the file's, or 3, by default.", least=1, most=4096
-    )
+    channels: int | None = option(None, "With size: the input's channels; else the file's, or 3.", least=1, most=4096)
     preprocess: Path | None = option(
         None,
         "Of an .onnx file, a TOML file: how an image becomes its input (docs/how-to/preprocess.md).",
         shown="stretched to its size, RGB, values from 0 to 1",
     )
     labels: Path | None = option(None, "Of an .onnx file: a text file with a class's name in each line; else numbers.")
-    output: str | None = option(
-        None,
-        "Of an .onnx file: what its outputs are: scores, by softmax, sigmoid or none, or boxes of a detector.",
-    )
+    output: str | None = option(None, "What outputs are: scores, by softmax, sigmoid or none, or a detector's boxes.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,10 +81,7 @@ class ProfilesOptions(Options):
     """What compute times are predicted by."""
 
     profiles: Path | None = option(
-        None,
-        "Operator profiles to predict by, from serfer study profile (docs/explanation/cost.md).",
-        setting="profiles_file",
-        own_default=True,
+        None, "Operator profiles to predict by, from serfer study profile.", setting="profiles_file", own_default=True
     )
 
 
@@ -100,9 +90,5 @@ class RegistryOptions(Options):
     """Where applications are registered."""
 
     registry: str | None = option(
-        None,
-        "The registry: a directory, or s3://BUCKET/PREFIX of a versioned bucket.",
-        metavar="URL",
-        setting="registry",
-        own_default=True,
+        None, "The registry: a directory, or s3://BUCKET/PREFIX.", metavar="URL", setting="registry", own_default=True
     )

@@ -23,11 +23,7 @@ class MonthOptions(JsonOptions):
     """How a plan's price is shown."""
 
     per_month: tuple[int, ...] = option(
-        (),
-        "Also the dollars of a month of so many queries; may be given several times.",
-        metavar="QUERIES",
-        least=1,
-        most=_MOST_QUERIES,
+        (), "Dollars of a month of so many queries; may be repeated.", metavar="QUERIES", least=1, most=_MOST_QUERIES
     )
 
 
@@ -62,14 +58,10 @@ class SplitCommand(SplitOptions, NetworkFileOptions, AccountOptions, ProfilesOpt
     )
     out: Path = option(REQUIRED, "The plan directory to write; a plan there is replaced.", metavar="DIR")
     whole: bool = option(
-        False,
-        "Split nothing: one function that runs the network as it is, any that ONNX Runtime runs, written without a "
-        "search. Goes with options about input, outputs, memory, weights, store and account alone.",
+        False, "Split nothing: one function runs the network as it is, any that ONNX Runtime runs; nothing is searched."
     )
     calibration: Path | None = option(None, "A folder with a folder of images for each class.")
-    safety: float = option(
-        0.0, "A share to add to every predicted compute time; the INFless paper adds 0.1.", least=0, most=1000
-    )
+    safety: float = option(0.0, "A share to add to every predicted compute time (INFless: 0.1).", least=0, most=1000)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,9 +76,7 @@ class ExplainCommand(MonthOptions):
     pareto: bool = option(False, "Show latency against dollars: this plan, and what it competed with.")
     picture: Path | None = option(None, "Draw the network with its cuts, and tiles with their halos, to this file.")
     image: Path | None = option(None, "The image that tiles are drawn over, with --picture.")
-    burst: int = option(
-        1, "Queries at once that find nothing warm, where there is a cold plan.", least=1, most=_MOST_QUERIES
-    )
+    burst: int = option(1, "Queries at once that find nothing warm, with a cold plan.", least=1, most=_MOST_QUERIES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,9 +103,7 @@ class VerifyCommand(PipelineOptions, JsonOptions):
     images: tuple[str, ...] = option((), "The same: one or several images or folders.")
     random: int | None = option(None, "How many random inputs to compare on: 2, unless there are images.", least=0)
     validation: Path | None = option(
-        None,
-        "Labelled images, to report the accuracy on: a folder for each class, or a labels.csv (file,label) next to "
-        "the images.",
+        None, "Labelled images, to report accuracy: a folder for each class, or a labels.csv (file,label) beside them."
     )
 
 
@@ -124,28 +112,13 @@ class LoadOptions(Options):
     """A load, and the instance that is compared with functions."""
 
     log: Path | None = option(
-        None,
-        "Price a month of the load in an access log, each way to serve it (docs/how-to/bill.md): nginx's, Apache's, a "
-        "load balancer's, CloudFront's, CSV with a time in each row, a load of simulate; plain or .gz.",
+        None, "Price a month of an access log's load, each way to serve it; plain or .gz (docs/how-to/bill.md)."
     )
-    qps: float | None = option(
-        None, "Without a log: a load of so many queries a second, at random.", least=1e-6, most=1e4
-    )
+    qps: float | None = option(None, "Without a log: so many queries a second, at random.", least=1e-6, most=1e4)
     path: str | None = option(None, "With --log: count requests whose URL's path begins with this.", metavar="PREFIX")
-    instance: str | None = option(
-        None,
-        "With --log or --qps: the instance to compare with, whose speed is predicted.",
-        metavar="TYPE",
-        shown="c7i.large",
-    )
-    slo_ms: float | None = option(
-        None, "With --log or --qps: in how many ms an instance has to answer.", least=1, shown="1000, or more"
-    )
-    scenario: Path | None = option(
-        None,
-        "With --log or --qps: a TOML file with an instance as it was measured (serfer study tune), and slo_ms.",
-        metavar="FILE",
-    )
+    instance: str | None = option(None, "The instance that a load is compared with.", metavar="TYPE", shown="c7i.large")
+    slo_ms: float | None = option(None, "In how many ms an instance has to answer.", least=1, shown="1000, or more")
+    scenario: Path | None = option(None, "An instance as measured (serfer study tune), and slo_ms.", metavar="FILE")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -174,9 +147,7 @@ class PriceOptions(Options):
         most=1,
     )
     memory: int | None = option(None, "MB of every function; by default each stage's own.")
-    parameter: tuple[str, ...] = option(
-        (), "With BUILD: a parameter of its template, such as AlarmEmail=x.", metavar="NAME=VALUE"
-    )
+    parameter: tuple[str, ...] = option((), "A parameter of BUILD, such as AlarmEmail=x.", metavar="NAME=VALUE")
     compare: bool = option(False, "With BUILD: a table of all drivers, stores and engines, in Markdown.")
 
 
@@ -214,9 +185,7 @@ class PackageCommand(AccountOptions, RegistryOptions, JsonOptions):
     out: Path = option(REQUIRED, "The directory to write; an earlier deployment there is updated.", metavar="BUILD")
     name: str | None = option(None, "What the stacks are called, NAME-dev and NAME-prod; by default serfer-MODEL.")
     region: str | None = option(None, "By default boto3's, or else us-east-1.")
-    drivers: str = option(
-        "function", "function: behind a REST API, with no network of its own; fleet: behind a load balancer."
-    )
+    drivers: str = option("function", "function: behind a REST API; fleet: behind a load balancer.")
     store: str | None = option(
         None,
         "s3, s3express, valkey or redis (ElastiCache Serverless, in a VPC).",
@@ -226,62 +195,30 @@ class PackageCommand(AccountOptions, RegistryOptions, JsonOptions):
     runtime: str = option("python3.13", "python3.13, python3.12 or python3.14.")
     architecture: str = option("x86_64", "x86_64 or arm64.")
     snapstart: bool = option(False, "Start functions from snapshots, which cost something all the time.")
-    reserved_concurrency: int | None = option(
-        None, "Environments that each stage's function is given, and may have at most."
-    )
+    reserved_concurrency: int | None = option(None, "Environments reserved for each stage's function, and its most.")
     driver_runs: Literal["auto", "always", "never"] = option(
-        "auto",
-        "A plan of one function: run by the driver function itself, instead of by a second invocation: auto, always "
-        "or never.",
+        "auto", "Whether the driver function itself runs a plan of one function: auto, always or never."
     )
-    provisioned_concurrency: int | None = option(
-        None, "For how many queries at once Lambda keeps environments initialised, at a price."
-    )
-    ping_every: int | None = option(
-        None, "So many minutes apart, a schedule keeps environments warm, by the driver function."
-    )
+    provisioned_concurrency: int | None = option(None, "Queries at once that Lambda keeps ready for, at a price.")
+    ping_every: int | None = option(None, "Minutes between the pings of a schedule that keeps environments warm.")
     ping_queries: int | None = option(None, "For how many queries at once pings do so; by default 1.")
-    results_days: int = option(
-        0, "Keep results that are too large for an answer for so long, in a bucket; 0: keep none."
-    )
+    results_days: int = option(0, "Keep results that are too large for an answer for so long, in a bucket; 0: none.")
     app: tuple[str, ...] = option(
-        (),
-        "With --registry s3://BUCKET/PREFIX: an application that drivers answer for, too, by those of its variants "
-        "that are deployed; may be repeated.",
-        metavar="NAME",
+        (), "With --registry in S3: an application that drivers answer for, too; may be repeated.", metavar="NAME"
     )
     beside: tuple[Path, ...] = option(
-        (),
-        "With --app: the plan directories of other variants, whose functions are deployed, too, with commas between "
-        "them.",
+        (), "With --app: plan directories of other variants to deploy, too, with commas between them."
     )
     zone: str | None = option(None, "With --store s3express: its availability zone's id, such as use1-az4.")
-    gpu_instance_type: str | None = option(
-        None, "Add a pool of GPU instances for load that lasts, with --drivers fleet: g6.xlarge, say."
-    )
+    gpu_instance_type: str | None = option(None, "A pool of GPU instances for load that lasts, with --drivers fleet.")
     gpu_max: int | None = option(None, "Instances that the pool may have at most; by default 4.")
     gpu_warm_pool: int | None = option(None, "Instances of it that are kept prepared and stopped; by default none.")
-    gpu_spot: bool = option(
-        False,
-        "Add a second group, of spot instances, which the policy mark-spot uses; the profile has their price.",
-    )
-    gpu_profile: Path | None = option(
-        None, "How fast such an instance is: the file that serfer study tune --out wrote on one."
-    )
-    gpu_slo_ms: float | None = option(
-        None, "The objective that the profile was made for: serfer study tune's --slo-ms."
-    )
-    base_image: str | None = option(
-        None, "Build container images on this one; by default on AWS's own image of the runtime."
-    )
-    previous: bool = option(
-        True, "Keep the plan that --out has now: nothing fails while drivers change over, and one can go back."
-    )
-    previous_of: str | None = option(
-        None,
-        "Keep the plan that a deployed stack serves, downloaded from it unless --out has it: for a new --out.",
-        metavar="STACK",
-    )
+    gpu_spot: bool = option(False, "Add a group of spot instances for the policy mark-spot, at the profile's price.")
+    gpu_profile: Path | None = option(None, "How fast an instance is: what serfer study tune --out wrote on one.")
+    gpu_slo_ms: float | None = option(None, "The objective that the profile was made for (serfer study tune).")
+    base_image: str | None = option(None, "Build container images on this one; by default on AWS's of the runtime.")
+    previous: bool = option(True, "Keep the plan that --out has now, while drivers change over and to go back to.")
+    previous_of: str | None = option(None, "For a new --out: keep the plan that a stack serves.", metavar="STACK")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,9 +233,5 @@ class WarmCommand(JsonOptions):
     stack: str | None = option(None, "The stack of the deployment.", metavar="NAME", setting="stack")
     store: str | None = option(None, "The deployment's store; by default the stack's.", metavar="URL", setting="store")
     queries: int = option(1, "For how many queries at once.", least=1, most=1000)
-    hold_s: float = option(
-        0.5, "Seconds that each request keeps its environment, so that others start.", least=0, most=60
-    )
-    every_s: float | None = option(
-        None, "Do it again and again, so many seconds apart, until interrupted.", least=1, most=86_400
-    )
+    hold_s: float = option(0.5, "Seconds that a request keeps its environment, so that others start.", least=0, most=60)
+    every_s: float | None = option(None, "Do it again so many seconds apart, until interrupted.", least=1, most=86_400)

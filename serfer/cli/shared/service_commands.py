@@ -10,21 +10,13 @@ from serfer.cli.shared.option_groups import JsonOptions, NetworkFileOptions, Reg
 from serfer.core.options import argument, option
 from serfer.wiring.pipeline_options import PipelineOptions
 
-_DEFAULT_SELECTOR = "infaas"
-
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceOptions(RegistryOptions, JsonOptions):
     """Which networks are served over HTTP, where, to whom, and its log."""
 
-    model: tuple[str, ...] = option(
-        (), "A model of the zoo; may be repeated. The first one is the default.", metavar="NAME"
-    )
-    plan: tuple[str, ...] = option(
-        (),
-        "A plan directory, from serfer split, or an .onnx file; may be repeated.",
-        metavar="[NAME=]DIR",
-    )
+    model: tuple[str, ...] = option((), "A model of the zoo; of several, the first is the default.", metavar="NAME")
+    plan: tuple[str, ...] = option((), "A plan directory or an .onnx file; may be repeated.", metavar="[NAME=]DIR")
     host: str = option("127.0.0.1", "The address to listen at; 0.0.0.0 is all there are.", setting="host")
     port: int = option(8000, "The port; 0 is any free one.", least=0, most=65535, setting="port")
     drain_s: float | None = option(
@@ -34,9 +26,7 @@ class ServiceOptions(RegistryOptions, JsonOptions):
         most=900,
         setting="api_drain_s",
     )
-    keys: Path | None = option(
-        None, "A file of API keys (serfer keys add); none: no key is needed.", setting="keys_file"
-    )
+    keys: Path | None = option(None, "A file of API keys (serfer keys add); none: no key needed.", setting="keys_file")
     app: tuple[str, ...] = option(
         (),
         "With --registry: an application to answer for, by variants that its queries' objectives select; may be "
@@ -75,24 +65,14 @@ class ServeCommand(ServiceOptions, PipelineOptions, NetworkFileOptions):
 
     network: tuple[str, ...] = argument(
         (),
-        "An .onnx file, timm:NAME or torchvision:NAME, which is served as it is; a plan directory, from serfer split; "
-        "or a model of the zoo.",
+        "A plan directory, an .onnx file, timm:NAME, torchvision:NAME, or a model of the zoo.",
         metavar="[[NAME=]NETWORK]...",
     )
     demo: bool = option(False, "Take efficientnet-lite0 of the zoo, which knows ImageNet's classes; planned once.")
-    drivers: int = option(
-        0,
-        "Run so many drivers behind a load balancer, each in a process of its own that is started again when it ends "
-        "(extra local); 0: this process is the one driver.",
-        least=0,
-        most=64,
-        setting="drivers",
-    )
+    drivers: int = option(0, "Drivers behind a load balancer; 0: this process.", least=0, most=64, setting="drivers")
     cache_s: float = option(0.0, "Keep answers in the store for so many seconds; 0: keep none.")
     in_flight: int | None = option(None, "Queries that run at once.", least=1, most=10_000, setting="api_in_flight")
-    queue: int | None = option(
-        None, "Queries that wait for a decoder or their turn.", least=0, most=10_000, setting="api_queue"
-    )
+    queue: int | None = option(None, "Queries that wait for their turn.", least=0, most=10_000, setting="api_queue")
     results: str | None = option(
         None,
         "A store for results that are too large for an answer (docs/how-to/dense-outputs.md); none keeps none.",
@@ -108,16 +88,9 @@ class ServeCommand(ServiceOptions, PipelineOptions, NetworkFileOptions):
         metavar="SPEC",
     )
     selector: str = option(
-        _DEFAULT_SELECTOR,
-        "With --registry: what chooses the variant that answers a query: infaas, one that is plugged in, or "
-        "MODULE:Class (docs/how-to/add-a-policy.md).",
-        metavar="NAME",
+        "infaas", "With --registry: what selects variants: infaas, a plug-in or MODULE:Class.", metavar="NAME"
     )
-    open_registry: bool = option(
-        False,
-        "Without keys: let anyone promote, roll back, retire and delete applications over HTTP.",
-        setting="open_registry",
-    )
+    open_registry: bool = option(False, "Without keys: let anyone change applications.", setting="open_registry")
     route: str | None = option(
         None,
         "Where queries of the first model run: serverless (the plan's functions), auto (bursts there, load that lasts "
@@ -170,30 +143,16 @@ class InstanceCommand(ServiceOptions):
     line: ClassVar[str] = "model plan host port keys registry app device precision max_batch window_ms as_json"
 
     device: str = option("auto", "cuda, cpu, or auto: a GPU where ONNX Runtime can use one.")
-    precision: str = option(
-        "fp32",
-        "fp32; fp16, faster on GPUs, and not quite the same answers; or int8, where the plan has it (register).",
-    )
+    precision: str = option("fp32", "fp32; fp16: faster on GPUs, not quite exact; or int8, where the plan has it.")
     threads: int | None = option(None, "Processors that compute; by default all that there are.", least=1, most=1024)
-    max_batch: int | None = option(
-        None,
-        "Images computed at once (serfer study tune says how many); by default 16, and 64 on a GPU.",
-    )
-    window_ms: float = option(
-        0.0, "How long a free engine waits for a full batch; 0: not at all (docs/how-to/instance.md)."
-    )
+    max_batch: int | None = option(None, "Images computed at once (serfer study tune); by default 16, 64 on a GPU.")
+    window_ms: float = option(0.0, "How long a free engine waits for a full batch; 0: not (docs/how-to/instance.md).")
     memory_mb: int | None = option(
         None,
         "Memory of all networks together; those least recently used are unloaded when another needs room.",
         shown="60% of the machine's or container's, 90% of a GPU's free memory; one network: no bound",
     )
     preload: bool = option(False, "Have all networks in memory at the start, not just the first one.")
-    instance_type: str | None = option(
-        None,
-        "With --registry: the variants that were registered for this type alone (serfer app register --instance).",
-        metavar="TYPE",
-    )
-    exit_when_idle_s: float | None = option(
-        None, "End after so many seconds without a request of any kind, health included.", least=1
-    )
+    instance_type: str | None = option(None, "With --registry: variants registered for this type.", metavar="TYPE")
+    exit_when_idle_s: float | None = option(None, "End after so many seconds without any request.", least=1)
     auto_scaling_release: bool = option(False, "On EC2: leave the Auto Scaling group before ending idle.")

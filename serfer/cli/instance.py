@@ -11,12 +11,11 @@ import typer
 from serfer.api.entrypoints.instance import Idle, serve_instance
 from serfer.api.entrypoints.process import collect_rarely
 from serfer.api.entrypoints.serving import Address
-from serfer.api.observability.logs import configure_logs
 from serfer.cli.shared.display import plain
 from serfer.cli.shared.options import BY_OPTION, print_json, status_line
 from serfer.cli.shared.schema import settings_of
 from serfer.cli.shared.service_commands import InstanceCommand
-from serfer.cli.shared.service_options import LOOPBACK, applications_of, served_models
+from serfer.cli.shared.service_options import applications_of, log_as, served_models, warn_of_anyone
 from serfer.cli.shared.terminal import err
 from serfer.core.errors import UsageError
 from serfer.core.units import MIB
@@ -43,13 +42,10 @@ def instance(options: InstanceCommand, context: typer.Context) -> None:
     idle = None
     if options.exit_when_idle_s is not None:
         idle = Idle(options.exit_when_idle_s, _release if options.auto_scaling_release else lambda: True)
-    as_lines = None if options.log_format == "auto" else options.log_format == "json"
-    configure_logs(options.log_level, as_json=as_lines, in_background=True)
+    log_as(options.log_level, options.log_format)
 
     def started(url: str, ready: Instance) -> None:
-        if not settings.keys_file and options.host not in LOOPBACK:
-            may = "send queries, load and unload networks"
-            err.print(f"serfer: anyone who reaches this address may {may}: give --keys to require an API key")
+        warn_of_anyone(settings, options.host, "send queries, load and unload networks")
         _print_instance(url, ready, options.window_ms, as_json=options.as_json)
 
     with status_line() as progress:
@@ -86,27 +82,16 @@ def _print_instance(url: str, ready: Instance, window_ms: float, *, as_json: boo
         about = {"url": url, "pid": os.getpid(), "model": default.name, "device": known.device}
         batching = {"precision": known.precision, "max_batch": known.max_batch, "window_ms": window_ms}
         listed = [
-            {
-                "name": resident.name,
-                "status": resident.status,
-                "bytes": resident.measured.size,
-                "loss": resident.measured.loss,
-            }
-            for resident in models
+            {"name": item.name, "status": item.status, "bytes": item.measured.size, "loss": item.measured.loss}
+            for item in models
         ]
         memory = {"models": listed, "memory_bytes": ready.residents.bound}
         print_json({**about, **batching, "loss": known.loss, **memory})
         return
-    names = ", ".join(plain(resident.name) for resident in models)
+    names = ", ".join(plain(item.name) for item in models)
     how = f"{known.device}, {known.precision}, at most {known.max_batch} images at once"
     err.print(f"{names} at {plain(url)} ({how})", soft_wrap=True)
-    for resident in models:
-        where = (
-            ""
-            if len(models) == 1
-            else f" of {plain(resident.name)} ({resident.measured.size / MIB:,.0f} MB, {resident.status})"
-        )
-        err.print(
-            f"the answers{where} differ from fp32 on a processor by {resident.measured.loss:.1e} of the logits' range",
-            soft_wrap=True,
-        )
+    for item in models:
+        whose = f" of {plain(item.name)} ({item.measured.size / MIB:,.0f} MB, {item.status})" if len(models) > 1 else ""
+        loss = f"{item.measured.loss:.1e} of the logits' range"
+        err.print(f"the answers{whose} differ from fp32 on a processor by {loss}", soft_wrap=True)

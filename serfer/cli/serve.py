@@ -11,7 +11,6 @@ import typer
 
 from serfer.api.entrypoints.process import collect_rarely
 from serfer.api.entrypoints.serving import Address, Opening, serve_models
-from serfer.api.observability.logs import configure_logs
 from serfer.cli.balanced import check_balanced, found_applications, serve_balanced
 from serfer.cli.shared.display import plain
 from serfer.cli.shared.network_options import check_described
@@ -19,13 +18,14 @@ from serfer.cli.shared.options import check_named, demo_model, print_json, statu
 from serfer.cli.shared.schema import settings_of
 from serfer.cli.shared.service_commands import ServeCommand
 from serfer.cli.shared.service_options import (
-    LOOPBACK,
     applications_of,
     ask_line,
     ceiling_of_route,
     least_concurrency,
+    log_as,
     print_config,
     served_models,
+    warn_of_anyone,
     with_results,
 )
 from serfer.cli.shared.terminal import err
@@ -94,15 +94,13 @@ def _serve_alone(
     if not opening.choices.driver.startswith("stepfunctions"):  # a state machine starts as many tasks as it likes
         share = settings.local_share(least=least_concurrency(models.values(), settings))
         settings = settings.model_copy(update={"local_concurrency": share})
-    as_lines = None if settings.log_format == "auto" else settings.log_format == "json"
-    configure_logs(settings.log_level, as_json=as_lines, in_background=True)
+    log_as(settings.log_level, settings.log_format)
     applications = opening.applications
 
     def started(url: str) -> None:
         steps.close()  # else its line would be drawn for as long as the service runs, with the log's lines behind it
-        if not settings.keys_file and address.host not in LOOPBACK:
-            may = "send queries" + (", and change the registry" if applications and settings.open_registry else "")
-            err.print(f"serfer: anyone who reaches this address may {may}: give --keys to require an API key")
+        changes = ", and change the registry" if applications and settings.open_registry else ""
+        warn_of_anyone(settings, address.host, f"send queries{changes}")
         if as_json:
             print_json({"url": url, "pid": os.getpid(), "models": [*models]})
         else:

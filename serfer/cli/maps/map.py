@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from serfer.cli.maps.options import MapCommand
-from serfer.cli.shared.map_display import MapDisplay, print_estimate, print_many, print_report, watching
+from serfer.cli.shared.map_display import MapDisplay, print_estimate, print_many, print_report
 from serfer.cli.shared.option_groups import WeightsOptions
 from serfer.cli.shared.options import status_lines
 from serfer.cli.shared.plan_summary import Steps, chosen_line
@@ -63,17 +63,14 @@ def map_images(options: MapCommand, context: typer.Context) -> None:
 
 @contextmanager
 def _mapper(opening: Opening, options: MapOptions, settings: Settings) -> Iterator[tuple[Mapper, MapDisplay]]:
-    with ExitStack() as closing:
-        watcher = closing.enter_context(watching())
-        mapper = closing.enter_context(open_mapper(opening, options, watcher, settings))
-        closing.callback(_close, opening, watcher)
-        yield mapper, watcher
-
-
-def _close(opening: Opening, watcher: MapDisplay) -> None:
-    watcher.stop()
-    with uninterrupted():  # cleaning up takes no time; a second Ctrl-C must not leave it half done
-        opening.close()
+    watcher = MapDisplay()
+    with open_mapper(opening, options, watcher, settings) as mapper:
+        try:
+            yield mapper, watcher
+        finally:
+            watcher.stop()
+            with uninterrupted():  # cleaning up takes no time; a second Ctrl-C must not leave it half done
+                opening.close()
 
 
 def _map_one(mapper: Mapper, image: str, result: str, watcher: MapDisplay, *, as_json: bool) -> None:

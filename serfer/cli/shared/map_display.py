@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
@@ -83,15 +82,6 @@ class MapDisplay:
         """Take the bar away, if it is shown; stopping one that is not would print an empty line."""
         if self._task is not None:
             self._bar.stop()
-
-
-@contextmanager
-def watching() -> Iterator[MapDisplay]:
-    display = MapDisplay()
-    try:
-        yield display
-    finally:
-        display.stop()
 
 
 def _said(progress: MapProgress) -> str:

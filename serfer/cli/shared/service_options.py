@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 
+from serfer.api.observability.logs import configure_logs
 from serfer.applications.opening import ApplicationOptions
 from serfer.applications.scaling.spec import parse_instances
 from serfer.cli.shared.display import print_table
@@ -25,6 +26,7 @@ from serfer.cli.shared.options import (
 )
 from serfer.cli.shared.schema import given_settings
 from serfer.cli.shared.service_commands import ServeCommand, ServiceOptions
+from serfer.cli.shared.terminal import err
 from serfer.control.router import SERVERLESS
 from serfer.control.selection import DEFAULT, make_selector
 from serfer.core.errors import InputError, UsageError
@@ -44,7 +46,7 @@ BALANCERS = {
     *("allow_host", "allow_hosts", "drain_s", "api_drain_s", "log_format", "as_json"),
 }
 """Options that drivers do not have as they were given: they get plans, addresses and stores that follow from these."""
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})=(.+)")
 _NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -172,6 +174,15 @@ def ceiling_of_route(settings: Settings, options: ServeCommand) -> float | None:
     """Return the ceiling of --route: none where there is only that of instances of applications."""
     alone = options.variant_instances is not None and (options.route or settings.route) == SERVERLESS
     return None if alone else options.max_usd_per_hour
+
+
+def log_as(level: str, form: str) -> None:
+    configure_logs(level, as_json=None if form == "auto" else form == "json", in_background=True)
+
+
+def warn_of_anyone(settings: Settings, host: str, may: str) -> None:
+    if not settings.keys_file and host not in _LOOPBACK:
+        err.print(f"serfer: anyone who reaches this address may {may}: give --keys to require an API key")
 
 
 def print_config(context: typer.Context, settings: Settings, *, as_json: bool) -> None:

@@ -45,7 +45,11 @@ def doctor(
     if (build or region or deployer_policy) and not aws:
         raise UsageError("--build, --region and --deployer-policy go with --aws")
     if deployer_policy:
-        _print_policy(build)
+        if build is None:
+            raise UsageError("--deployer-policy depends on what is deployed: give --build BUILD")
+        from serfer.doctor.aws import deployer_policies  # noqa: PLC0415 - imports boto3
+
+        print(json.dumps(deployer_policies(build), indent=2))  # noqa: T201 - goes out as it is
         return
     checks = _examined(aws, build, region)
     if as_json:
@@ -70,14 +74,6 @@ def _examined(aws: bool, build: Path | None, region: str | None) -> Sequence[Che
     from serfer.doctor.machine import examine  # noqa: PLC0415 - looks at packages that other commands do not need
 
     return examine(load_settings())
-
-
-def _print_policy(build: Path | None) -> None:
-    from serfer.doctor.aws import deployer_policies  # noqa: PLC0415 - imports boto3
-
-    if build is None:
-        raise UsageError("--deployer-policy depends on what is deployed: give --build BUILD")
-    print(json.dumps(deployer_policies(build), indent=2))  # noqa: T201 - goes out as it is
 
 
 def warm(options: WarmCommand, _context: typer.Context) -> None:

@@ -16,14 +16,9 @@ from serfer.plan_directory import load_plan
 
 _SHOWN = 5
 _TAKEN_ON = (
-    "changed; the digest, and so the functions of stages, deployed ones too, stay as they are. Start again what serves "
-    "the plan (serfer serve, instance); drivers deployed in AWS take it on with serfer deploy package and sam "
-    "deploy"
+    "changed; functions stay as they are, deployed ones too: start what serves the plan again, or deploy drivers"
 )
-_MEASURED = (
-    "what its weights or its head lose, and its network in 8 bits, were measured on images as they were before: "
-    "register or split it again to measure them again"
-)
+_MEASURED = "losses of weights, head and 8 bits were measured on images as they were before: split or register it again"
 
 
 def describe(
@@ -74,8 +69,8 @@ def described(plan: Plan) -> list[str]:
         images = f"an image is {plan.preprocess.in_words(size, plan.sizes.input if plan.sizes else None)}"
     else:
         images = (
-            "the plan takes arrays only (serfer run, Pipeline.run), no image files: nothing says how an image becomes "
-            "its input; serfer describe DIR --preprocess FILE does (docs/how-to/preprocess.md)"
+            "the plan takes arrays only (serfer run): serfer describe DIR --preprocess FILE says how an image becomes "
+            "its input (docs/how-to/preprocess.md)"
         )
     lines = [images]
     names = plain(", ".join(plan.labels[:_SHOWN]))

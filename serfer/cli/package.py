@@ -69,11 +69,9 @@ def package(options: PackageCommand, _context: typer.Context) -> None:
     for note in check_deployable(plan, chosen, settings.facts(), cold, quotas):
         complain(note)
     if cold is None and load_cold_plan(directory, plan):
-        reason = (
-            "functions that provisioned_concurrency keeps are never cold"
-            if chosen.provisioned_concurrency is not None
-            else f"--engine {chosen.engine} runs one plan, --engine push chooses"
-        )
+        reason = f"--engine {chosen.engine} runs one plan, --engine push chooses"
+        if chosen.provisioned_concurrency is not None:
+            reason = "functions that provisioned_concurrency keeps are never cold"
         complain(f"{directory / COLD_DIRECTORY} is left out: {reason}")
     _remark_region(build, chosen.region)
     if options.as_json:
@@ -127,11 +125,9 @@ def _served(url: str | None, given: str | None, names: Sequence[str]) -> Serves 
 
 
 def _pings(minutes: int | None, queries: int | None) -> Pings | None:
-    if minutes is None:
-        if queries is not None:
-            raise UsageError("ping_queries goes with ping_every")
-        return None
-    return Pings(minutes, 1 if queries is None else queries)
+    if minutes is None and queries is not None:
+        raise UsageError("ping_queries goes with ping_every")
+    return None if minutes is None else Pings(minutes, 1 if queries is None else queries)
 
 
 def _remark_region(build: Path, region: str) -> None:
@@ -140,10 +136,10 @@ def _remark_region(build: Path, region: str) -> None:
         with suppress(InputError):  # the user's own environments have other names
             stack = stack_of(build, environment)
             if stack.region != region:
-                complain(
-                    f"{build / FILE} was left as it is and deploys {stack.stack} to {stack.region}, not to "
-                    f"{region}: correct it, or delete it and package again"
+                deploys = (
+                    f"{build / FILE} was left as it is and deploys {stack.stack} to {stack.region}, not to {region}"
                 )
+                complain(f"{deploys}: correct it, or delete it and package again")
 
 
 def _print_driver(deployment: Deployment, plan: Plan, facts: AwsFacts) -> None:
@@ -180,7 +176,4 @@ def _print_deployment(deployment: Deployment, build: PurePath) -> None:
         f"digest {deployment.digest[:12]}"
     )
     place = plain(shlex.quote(str(build)))
-    out.print(
-        f"next: serfer cost {place}; serfer doctor --aws --build {place}; serfer deploy apply {place}, or cd {place} "
-        "&& sam build && sam deploy --guided"
-    )
+    out.print(f"next: serfer cost {place}; serfer doctor --aws --build {place}; serfer deploy apply {place}")

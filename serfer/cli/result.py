@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -14,10 +14,9 @@ from serfer.cli.shared.display import byte_size, plain, print_table
 from serfer.cli.shared.options import JsonOption, kept_url, print_json
 from serfer.cli.shared.terminal import out
 from serfer.core.keys import LOCAL_OWNER
+from serfer.results import ResultManifest, Results, StoredResult
 from serfer.settings import load_settings
-
-if TYPE_CHECKING:
-    from serfer.results import ResultManifest, StoredResult
+from serfer.storage import open_store
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, rich_markup_mode=None, help="Results that serfer run --keep has left."
@@ -67,9 +66,6 @@ def delete(result: _Id, results: KeptOption = None) -> None:
 
 @contextmanager
 def _found(result: str, url: str | None) -> Iterator[StoredResult]:
-    from serfer.results import Results, StoredResult  # noqa: PLC0415 - the command line starts fast
-    from serfer.storage import open_store  # noqa: PLC0415 - same
-
     with open_store(kept_url(url, load_settings())) as store:
         results = Results(store)
         yield StoredResult(results, results.read(LOCAL_OWNER, result))
@@ -84,12 +80,7 @@ def result_object(manifest: ResultManifest) -> dict[str, Any]:
         "created": manifest.created,
         "expires": manifest.expires,
         "outputs": [
-            {
-                "name": output.name,
-                "shape": [*output.shape],
-                "dtype": output.dtype,
-                "bytes": output.nbytes,
-            }
+            {"name": output.name, "shape": [*output.shape], "dtype": output.dtype, "bytes": output.nbytes}
             for output in manifest.outputs
         ],
     }

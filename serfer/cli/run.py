@@ -35,7 +35,6 @@ from serfer.storage import schemes
 from serfer.wiring.options import workers_of
 
 if TYPE_CHECKING:
-    from serfer.core.exactness import Difference
     from serfer.core.plan import Plan
     from serfer.pipeline.blocking import Pipeline
 
@@ -109,7 +108,8 @@ class _Queries:
             write_whole(path, data)
         written = [_written(output, values, path) for path, (output, values) in placed]
         if self.options.as_json:
-            print_json({"image": name, "outputs": written, **self._report(), **_compared(delta)})
+            compared = {"difference": asdict(delta)} if delta else {}
+            print_json({"image": name, "outputs": written, **self._report(), **compared})
             return
         print_head(name, self.pipeline.plan)
         rows = []
@@ -167,7 +167,3 @@ def _written(name: str, values: Array, path: Path) -> dict[str, Any]:
     least, most = (float(values.min()), float(values.max())) if values.size else (None, None)
     about = {"name": name, "shape": [*values.shape], "dtype": values.dtype.name}
     return {**about, "min": least, "max": most, "file": str(path)}
-
-
-def _compared(delta: Difference | None) -> dict[str, Any]:
-    return {"difference": asdict(delta)} if delta else {}

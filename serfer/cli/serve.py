@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -42,7 +42,7 @@ _CHOICES = (
 
 def serve(options: ServeCommand, context: typer.Context) -> None:
     """Serve networks, or print the settings."""
-    settings, named = settings_of(context), _networks(options)
+    settings, named = settings_of(context), (options.network, options.model, options.plan)
     if options.show_config:
         print_config(context, settings, as_json=options.as_json)
         return
@@ -77,10 +77,6 @@ def serve(options: ServeCommand, context: typer.Context) -> None:
         serve_balanced(context, options.drivers, address, models, opening, settings, as_json=options.as_json)
     else:
         _serve_alone(address, models, opening, settings, as_json=options.as_json)
-
-
-def _networks(options: ServeCommand) -> tuple[Sequence[str], ...]:
-    return options.network, options.model, options.plan
 
 
 def _serve_alone(

@@ -30,7 +30,7 @@ from serfer.splitter.map_plan_options import MapPlanOptions
 from serfer.wiring.options import workers_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from serfer.mapping.image_job import Mapper
 
@@ -44,13 +44,7 @@ def map_images(options: MapCommand, context: typer.Context) -> None:
     if not images:
         raise UsageError("no image was given: name files, folders or s3://BUCKET/KEY")
     options = replace(options, workers=workers_of(options.workers, options.stack, "local"))
-    directory = plan_to_map_by(
-        options.plan,
-        map_network(options),
-        lambda: [item.image for item in map_items(images, options.out, options.suffix)],
-        settings,
-        deployed=options.workers == "aws",
-    )
+    directory = _plan_directory(options, images, settings)
     with _mapper(Opening(directory, options), options, settings) as (mapper, watcher):
         if options.image_list or is_many(images, options.out):
             _map_many(mapper, images, options)
@@ -108,34 +102,25 @@ def _map_many(mapper: Mapper, images: Sequence[str], options: MapCommand) -> Non
         )
 
 
-def map_network(options: MapCommand) -> MapNetwork | None:
-    """Return the network that is mapped with in place of a plan, with what the options say of it, None for none.
+def _plan_directory(options: MapCommand, images: Sequence[str], settings: Settings) -> Path:
+    """Return the directory of the plan that was given, or of a network's, and say of that where it is and what for.
 
-    Raises UsageError for options that describe a network, where there is none.
+    Raises UsageError for options that describe a network, where there is none; and as `chosen_plan` does.
     """
-    described = {item.name: getattr(options, item.name) for item in fields(MapPlanOptions)}
+    network = None
     if options.network is not None:
-        return MapNetwork(options.model_with_weights(options.network), **described)
-    if given := [*changed(options, MapPlanOptions()), *changed(options, WeightsOptions())]:
+        described = {item.name: getattr(options, item.name) for item in fields(MapPlanOptions)}
+        network = MapNetwork(options.model_with_weights(options.network), **described)
+    elif given := [*changed(options, MapPlanOptions()), *changed(options, WeightsOptions())]:
         raise UsageError(f"{' and '.join(given)} describe a network, --network FILE: a plan has its own")
-    return None
 
+    def inputs() -> list[str]:
+        return [item.image for item in map_items(images, options.out, options.suffix)]
 
-def plan_to_map_by(
-    plan: Path | None,
-    network: MapNetwork | None,
-    images: Callable[[], Sequence[str]],
-    settings: Settings,
-    *,
-    deployed: bool,
-) -> Path:
-    """Return the directory of a plan that was given, or of a network's, and say of that where it is and what it is for.
-
-    Raises as `chosen_plan` does.
-    """
+    deployed = options.workers == "aws"
     with status_lines() as progress:
         step = Steps(progress)
-        kept = chosen_plan(plan, network, images, settings, deployed=deployed, progress=step)
+        kept = chosen_plan(options.plan, network, inputs, settings, deployed=deployed, progress=step)
     if network is not None:
         _say(network.called, kept, made=step.made)
     return kept.directory

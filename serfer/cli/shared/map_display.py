@@ -212,16 +212,8 @@ def _shape(result: MapResult) -> str:
 def print_many(report: ManyReport, out_place: str, retry: Path, *, as_json: bool) -> None:
     left = len(report.failed) + len(report.untried)
     if as_json:
-        print_json(
-            {
-                "out": out_place,
-                "mapped": len(report.done),
-                "skipped": report.skipped,
-                "failed": report.failed,
-                "untried": report.untried,
-                "cost_usd": report.cost_usd,
-            }
-        )
+        done = {"out": out_place, "mapped": len(report.done), "skipped": report.skipped}
+        print_json({**done, "failed": report.failed, "untried": report.untried, "cost_usd": report.cost_usd})
         return
     there = f", {report.skipped:,} were there" if report.skipped else ""
     out.print(f"{len(report.done):,} images mapped into {plain(out_place)}{there}, ${report.cost_usd:.6f} on Lambda")

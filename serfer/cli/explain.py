@@ -153,6 +153,8 @@ def deployed_store(plan: Plan, store: str) -> str:
 
 
 def _print_stages(plan: Plan, leave_out: Sequence[str]) -> None:
+    from serfer.pictures.anatomy import read, written  # noqa: PLC0415 - the command line starts fast
+
     rows = [
         {
             "stage": f"stage-{number}",
@@ -164,9 +166,9 @@ def _print_stages(plan: Plan, leave_out: Sequence[str]) -> None:
             "MACs": f"{stage.macs / 1e6:.1f} M",
             "work": f"x{stage.inflation:.2f}",
             "memory": f"{stage.memory_mb} MB",
-            "writes": byte_size(sum(stage.written(tile) for tile in stage.tiles)),
+            "writes": byte_size(written(stage)),
             "by": stage.path,
-            "reads": byte_size(_read(stage)) if number else "inline",
+            "reads": byte_size(read(stage)) if number else "inline",
         }
         for number, stage in enumerate(plan.stages)
     ]
@@ -331,8 +333,3 @@ def _halo(stage: Stage) -> str:
     cols = {col for rect in rects for col in range(rect.cols.start, rect.cols.stop)}
     read = len(rows) * len(cols)  # tiles of one row of the grid read the same rows
     return f"+{sum(rect.area for rect in rects) / read - 1:.0%}" if read else "-"
-
-
-def _read(stage: Stage) -> int:
-    ranges = (part for tile in stage.tiles for piece in tile.pieces for part in piece.ranges)
-    return sum(part.length(1) for part in ranges)

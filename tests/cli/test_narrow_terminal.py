@@ -1,15 +1,7 @@
 """A terminal of 80 columns: no command's output cuts a number there."""
 
-import fcntl
-import json
-import os
-import pty
 import re
 import shutil
-import struct
-import subprocess
-import sys
-import termios
 from io import StringIO
 from pathlib import Path
 
@@ -19,8 +11,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from serfer.cli.shared.display import Table
+from serfer.cli.shared.terminal import out
 from serfer.registry import open_registry
-from tests.cli.terminal_host import END
 from tests.e2e.small import split_small
 from tests.registry.records import application, network
 from tests.sam.builds import build
@@ -29,9 +21,6 @@ from tests.study.sim.worlds import TOML
 ROOT = Path(__file__).parents[2]
 ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 LOAD = "diurnal:mean=2,hours=0.2,peak_hour=0.1"
-ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
-DRAWN_OVER = re.compile(r"[^\n]*\r(?=[^\r\n])|\r")
-
 
 IN_PROCESS = "--plan {plan} --workers inprocess"
 CASES = {
@@ -63,40 +52,6 @@ def test_only_one_module_makes_tables():
     assert [str(path) for path in found] == ["serfer/cli/shared/display.py"]
 
 
-class Terminal:
-    def __init__(self, **variables):
-        self._master, slave = pty.openpty()
-        reader, writer = os.pipe()
-        arguments = [sys.executable, "-m", "tests.cli.terminal_host", str(reader)]
-        unset = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES", "NO_COLOR")}
-        self._host = subprocess.Popen(
-            arguments,
-            **dict.fromkeys(("stdin", "stdout", "stderr"), slave),
-            env={**unset, "TERM": "xterm-256color", **variables},
-            pass_fds=[reader],
-            cwd=ROOT,
-        )
-        os.close(slave)
-        os.close(reader)
-        self._queue = os.fdopen(writer, "w", encoding="utf-8")
-
-    def run(self, columns_, directory, arguments):
-        """Return what is on a terminal of so many columns after a command, and its exit code."""
-        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns_, 0, 0))
-        self._queue.write(json.dumps([str(directory), *arguments]) + "\n")
-        self._queue.flush()
-        data = b""
-        while not (done := re.search(rf"{END}(-?\d+)\r?\n".encode(), data)):
-            data += os.read(self._master, 65536)
-        shown = DRAWN_OVER.sub("", ESCAPES.sub("", data[: done.start()].decode()))
-        return shown, int(done[1])
-
-    def close(self):
-        self._queue.close()
-        self._host.wait()
-        os.close(self._master)
-
-
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
     folder = tmp_path_factory.mktemp("narrow")
@@ -114,23 +69,26 @@ def places(tmp_path_factory):
     }
 
 
-@pytest.fixture(scope="module")
-def terminal(tmp_path_factory):
-    cache = tmp_path_factory.mktemp("cache")
-    host = Terminal(SERFER_CACHE_DIR=str(cache), SERFER_REGISTRY="registry", AWS_EC2_METADATA_DISABLED="true")
-    yield host
-    host.close()
+@pytest.fixture
+def narrow(serfer, places, monkeypatch, tmp_path, tmp_path_factory):
+    """Run a command whose output is a terminal of 80 columns: its exit code, and what it printed."""
+    shutil.copytree(places["registry"], tmp_path / "registry")
+    monkeypatch.chdir(tmp_path)
+    cache = tmp_path_factory.getbasetemp() / "narrow-cache"
+    for name, value in {"SERFER_CACHE_DIR": cache, "SERFER_REGISTRY": "registry", "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(out, "_force_terminal", True)
+    monkeypatch.setattr(out, "_width", 80)
+    return lambda command: serfer(*command.format(**places).split())
 
 
 @pytest.mark.parametrize("command", CASES)
-def test_no_number_is_cut(terminal, places, tmp_path, command):
-    shutil.copytree(places["registry"], tmp_path / "registry")
-    text, code = terminal.run(80, tmp_path, command.format(**places).split())
-    assert code in CASES[command], text
-    assert text.strip()
-    assert ELLIPSIS not in text
-    assert cut_numbers(text, 80) == []
-    assert not re.search(r"\bTraceback\b", text)
+def test_no_number_is_cut(narrow, command):
+    shown = narrow(command)
+    assert shown.code in CASES[command], shown.err
+    assert shown.out.strip()
+    assert ELLIPSIS not in shown.out
+    assert cut_numbers(shown.out, 80) == []
 
 
 def cut_numbers(text, width):
@@ -140,11 +98,10 @@ def cut_numbers(text, width):
     return [line for line in lines if any(number.match(line, at - 1) for at in range(width, len(line), width))]
 
 
-def test_a_line_of_text_is_broken_between_words(terminal, places, tmp_path):
+def test_a_line_of_text_is_broken_between_words(narrow):
     """Explanations and summaries are longer than a terminal is wide."""
-    text, _ = terminal.run(80, tmp_path, ["explain", str(places["plan"]), "--pareto"])
     assert cut_numbers("x" * 79 + "1234", 80)
-    assert max(map(len, text.splitlines())) <= 80
+    assert max(map(len, narrow("explain {plan} --pareto").out.splitlines())) <= 80
 
 
 @settings(max_examples=40)

@@ -107,21 +107,13 @@ def chain():
 def branched():
     """The first stage hands on two tensors; the second of them is read by the last stage only."""
     first, second, third, last = chain()
-    wide = Stage(
-        first.operators, first.grid, 1769, first.inputs, (FIRST, FIRST),
-        tuple(
-            replace(tile, outputs=tile.outputs * 2, cells=(*tile.cells, Cell(1, tile.outputs[0])))
-            for tile in first.tiles
-        ),
-        first.functions, first.path, **FIGURES,
-    )  # fmt: skip
-    joined = Stage(
-        last.operators, last.grid, 1769, (*last.inputs, Input(0, 1, FIRST)), last.outputs,
-        tuple(
-            replace(tile, inputs=(*tile.inputs, FIRST.whole), padding=(NONE, NONE), cells=()) for tile in last.tiles
-        ),
-        last.functions, last.path, **FIGURES,
-    )  # fmt: skip
+    both = [
+        replace(tile, outputs=tile.outputs * 2, cells=(*tile.cells, Cell(1, tile.outputs[0]))) for tile in first.tiles
+    ]
+    wide = replace(first, outputs=(FIRST, FIRST), tiles=tuple(both))
+    [tile] = last.tiles
+    tile = replace(tile, inputs=(*tile.inputs, FIRST.whole), padding=(NONE, NONE))
+    joined = replace(last, inputs=(*last.inputs, Input(0, 1, FIRST)), tiles=(tile,))
     return [wide, second, third, joined]
 
 

@@ -68,7 +68,7 @@ def serve_balanced(
     *,
     as_json: bool,
 ) -> None:
-    choices, applications = opening.choices, opening.applications
+    choices, applications = opening.choices, _resolve_names(opening.applications, opening.choices.store)
     hosts = ",".join((address.host.partition("%")[0], *settings.allow_hosts))  # they listen at loopback alone
     options = [f"--workers={choices.workers}", f"--set=allow_hosts={hosts}", *_passed_on(context), *as_plans(models)]
     lines = _Lines()
@@ -125,13 +125,12 @@ def _passed_on(context: typer.Context) -> Iterator[str]:
             yield from (f"{parameter.opts[0]}={item}" for item in items)
 
 
-def found_applications(applications: ApplicationOptions | None, store: str | None) -> ApplicationOptions | None:
-    """Return applications with their names; raises UsageError for one that is not there."""
+def _resolve_names(applications: ApplicationOptions | None, store: str | None) -> ApplicationOptions | None:
     if applications is None:
         return None
     registry, names = find_applications(applications, store or "redis://")
     for name in names:
-        registry.known(name)
+        registry.known(name)  # raises where it is not there
     return replace(applications, names=names)
 
 

@@ -15,7 +15,7 @@ from serfer.cli.shared.display import plain
 from serfer.cli.shared.options import BY_OPTION, print_json, status_line
 from serfer.cli.shared.schema import settings_of
 from serfer.cli.shared.service_commands import InstanceCommand
-from serfer.cli.shared.service_options import applications_of, log_as, served_models, warn_of_anyone
+from serfer.cli.shared.service_options import applications_of, served_models, start_log, warn_of_open_address
 from serfer.cli.shared.terminal import err
 from serfer.core.errors import UsageError
 from serfer.core.units import MIB
@@ -42,10 +42,10 @@ def instance(options: InstanceCommand, context: typer.Context) -> None:
     idle = None
     if options.exit_when_idle_s is not None:
         idle = Idle(options.exit_when_idle_s, _release if options.auto_scaling_release else lambda: True)
-    log_as(options.log_level, options.log_format)
+    start_log(options.log_level, options.log_format)
 
     def started(url: str, ready: Instance) -> None:
-        warn_of_anyone(settings, options.host, "send queries, load and unload networks")
+        warn_of_open_address(settings, options.host, "send queries, load and unload networks")
         _print_instance(url, ready, options.window_ms, as_json=options.as_json)
 
     with status_line() as progress:

@@ -11,7 +11,7 @@ import typer
 
 from serfer.api.entrypoints.process import collect_rarely
 from serfer.api.entrypoints.serving import Address, Opening, serve_models
-from serfer.cli.balanced import check_balanced, found_applications, serve_balanced
+from serfer.cli.balanced import check_balanced, serve_balanced
 from serfer.cli.shared.display import plain
 from serfer.cli.shared.network_options import check_described
 from serfer.cli.shared.options import check_named, demo_model, print_json, status_line
@@ -22,10 +22,10 @@ from serfer.cli.shared.service_options import (
     ask_line,
     ceiling_of_route,
     least_concurrency,
-    log_as,
     print_config,
     served_models,
-    warn_of_anyone,
+    start_log,
+    warn_of_open_address,
     with_results,
 )
 from serfer.cli.shared.terminal import err
@@ -64,8 +64,6 @@ def serve(options: ServeCommand, context: typer.Context) -> None:
         scenario=options.scenario,
         max_usd_per_hour=ceiling_of_route(settings, options),
     )
-    if options.drivers:
-        applications = found_applications(applications, options.store)
     models = {}
     if any(named) or demo or not applications:
         zoo = [demo] if demo else options.model
@@ -90,13 +88,13 @@ def _serve_alone(
     if not opening.choices.driver.startswith("stepfunctions"):  # a state machine starts as many tasks as it likes
         share = settings.local_share(least=least_concurrency(models.values(), settings))
         settings = settings.model_copy(update={"local_concurrency": share})
-    log_as(settings.log_level, settings.log_format)
+    start_log(settings.log_level, settings.log_format)
     applications = opening.applications
 
     def started(url: str) -> None:
         steps.close()  # else its line would be drawn for as long as the service runs, with the log's lines behind it
         changes = ", and change the registry" if applications and settings.open_registry else ""
-        warn_of_anyone(settings, address.host, f"send queries{changes}")
+        warn_of_open_address(settings, address.host, f"send queries{changes}")
         if as_json:
             print_json({"url": url, "pid": os.getpid(), "models": [*models]})
         else:

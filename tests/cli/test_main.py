@@ -166,7 +166,7 @@ def test_the_line_of_the_present_step_goes_when_the_service_is_ready(monkeypatch
 
     monkeypatch.setattr(serve, "status_line", status_line)
     monkeypatch.setattr(serve, "serve_models", serve_models)
-    monkeypatch.setattr(serve, "log_as", lambda *_: None)
+    monkeypatch.setattr(serve, "start_log", lambda *_: None)
     opening = SimpleNamespace(choices=SimpleNamespace(driver="stepfunctions"), applications=None)
     serve._serve_alone(Address("127.0.0.1", 8000), {}, opening, Settings(), as_json=True)
     assert shown == ["starting workers", "ended", "answers queries"]

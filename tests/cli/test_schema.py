@@ -10,7 +10,7 @@ import pytest
 from serfer.cli.balanced import _passed_on
 from serfer.cli.main import COMMANDS
 from serfer.cli.shared import schema
-from serfer.cli.shared.lazy import as_command
+from serfer.cli.shared.lazy import make_typer_command
 from serfer.cli.shared.schema import given_settings, settings_of
 from serfer.cli.started_process import LEFT_OUT
 from serfer.core.errors import InputError, UsageError
@@ -67,7 +67,7 @@ def called(monkeypatch):
             if item.default is not item.default_factory:  # both are MISSING where there is none
                 continue
             least += ["1"] if described.is_argument else [described.flag or f"--{item.name}", "1"]
-        command = as_command(name, schema.make_command(class_of(name), "nowhere:run"))
+        command = make_typer_command(name, schema.make_command(class_of(name), "nowhere:run"))
         with command.make_context("x", [*least, *arguments]) as context:
             command.invoke(context)
         return got

@@ -51,7 +51,7 @@ def variants(
     as_json: JsonOption = False,
 ) -> None:
     """Show the variants of applications, with accuracy, latency, loading, dollars, and whether they answer queries."""
-    source = _opened(registry)
+    source = _open(registry)
     for name in [application] if application else source.applications():
         record = source.known(name)
         if as_json:
@@ -150,7 +150,7 @@ def fetch(
     registry: _RegistryOption = None,
 ) -> None:
     """Write a variant's plan directory, to be packaged, explained or verified."""
-    source = _opened(registry)
+    source = _open(registry)
     known = {found.name: found for version in source.known(application).networks for found in version.variants}
     if variant not in known:
         raise UsageError(f"no variant {variant!r:.100} of {application}: it has {', '.join(known) or 'none'}")
@@ -166,7 +166,7 @@ def gc(
     as_json: JsonOption = False,
 ) -> None:
     """Delete the files that no application and no registration refers to, and registrations that have ended."""
-    collected = collect_garbage(_opened(registry), older_than_h * _HOUR_S)
+    collected = collect_garbage(_open(registry), older_than_h * _HOUR_S)
     if as_json:
         print_json(unstructure(collected))
         return
@@ -180,7 +180,7 @@ def gc(
 def history(application: _ApplicationArgument, registry: _RegistryOption = None, as_json: JsonOption = False) -> None:
     """Print the versions of an application's record that are kept, the newest first."""
     rows: list[tuple[str, ...]] = []
-    source = _opened(registry)
+    source = _open(registry)
     versions = list(source.history(application))
     if not versions:
         source.known(application)  # raises, and says which there are
@@ -191,9 +191,8 @@ def history(application: _ApplicationArgument, registry: _RegistryOption = None,
             print_json({"version": kept.version, "written": when, "application": unstructure(kept.application)})
         elif live:
             tried = kept.application.canary if kept.application else None
-            rows.append(
-                (when, kept.version, str(live.number), _words(tried.networks) if tried else "", live.why, live.by)
-            )
+            canary = _name_versions(tried.networks) if tried else ""
+            rows.append((when, kept.version, str(live.number), canary, live.why, live.by))
         else:
             rows.append((when, kept.version, "none" if kept.application else "cannot be read"))
     if not as_json:
@@ -206,7 +205,7 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Delete an application: drivers answer its queries no more. `serfer app restore` brings it back."""
-    source = _opened(registry)
+    source = _open(registry)
     versions = len(source.known(application).networks)
     if not yes:
         if not sys.stdin.isatty():
@@ -222,7 +221,7 @@ def restore(
     registry: _RegistryOption = None,
 ) -> None:
     """Put an earlier version of an application's record in place of the last one, a damaged or deleted one too."""
-    _print_line(_opened(registry).restore(application, version))
+    _print_line(_open(registry).restore(application, version))
 
 
 def import_old(
@@ -236,7 +235,7 @@ def import_old(
     out.print(plain(f"copied {copied.documents:,} records and {copied.artefacts:,} files to {new}"), soft_wrap=True)
 
 
-def _opened(url: str | None) -> Registry:
+def _open(url: str | None) -> Registry:
     chosen = url or load_settings().registry
     if chosen is None:
         raise UsageError("which registry? Give --registry, or set SERFER_REGISTRY")
@@ -261,18 +260,18 @@ def _now() -> str:
 
 
 def _change(url: str | None, name: str, step: Callable[[Application], Application]) -> None:
-    _print_line(_opened(url).update(name, lambda found: step(found) if found else None))
+    _print_line(_open(url).update(name, lambda found: step(found) if found else None))
 
 
 def _print_line(application: Application, *parts: str) -> None:
     live, tried = application.live_release, application.canary
-    said = [*parts, f"release {live.number}: {_words(live.networks)}" if live else "no release is live"]
+    said = [*parts, f"release {live.number}: {_name_versions(live.networks)}" if live else "no release is live"]
     if tried:
-        said.append(f"canary at {tried.share:.3g}{' in the shadow' * tried.shadow}: {_words(tried.networks)}")
+        said.append(f"canary at {tried.share:.3g}{' in the shadow' * tried.shadow}: {_name_versions(tried.networks)}")
     out.print(plain(f"{application.name}: {'; '.join(said)}"), soft_wrap=True)
 
 
-def _words(networks: dict[str, int]) -> str:
+def _name_versions(networks: dict[str, int]) -> str:
     return ", ".join(f"{network}@{number}" for network, number in networks.items())
 
 

@@ -45,10 +45,10 @@ class _LazyGroup(TyperGroup):
             return None
         place, summary, *options = self.places[cmd_name]
         if self._listing:
-            return as_command(cmd_name, _nothing, summary)
+            return make_typer_command(cmd_name, _nothing, summary)
         if options:
-            return as_command(cmd_name, make_command(_attribute(options[0]), place))
-        return as_command(cmd_name, _installed(cmd_name) if place == INSTALLED else _attribute(place))
+            return make_typer_command(cmd_name, make_command(_attribute(options[0]), place))
+        return make_typer_command(cmd_name, _installed(cmd_name) if place == INSTALLED else _attribute(place))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401 - same
         names: dict[str, Any] = dict.fromkeys(self.places)
@@ -70,7 +70,7 @@ def _nothing() -> None:
     pass
 
 
-def as_command(name: str, target: Any, summary: str | None = None) -> Any:  # noqa: ANN401 - same
+def make_typer_command(name: str, target: Any, summary: str | None = None) -> Any:  # noqa: ANN401 - same
     if not isinstance(target, typer.Typer):
         app = typer.Typer(add_completion=False, rich_markup_mode=None)
         app.command(name=name, short_help=summary)(target)

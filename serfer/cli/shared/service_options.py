@@ -176,11 +176,11 @@ def ceiling_of_route(settings: Settings, options: ServeCommand) -> float | None:
     return None if alone else options.max_usd_per_hour
 
 
-def log_as(level: str, form: str) -> None:
+def start_log(level: str, form: str) -> None:
     configure_logs(level, as_json=None if form == "auto" else form == "json", in_background=True)
 
 
-def warn_of_anyone(settings: Settings, host: str, may: str) -> None:
+def warn_of_open_address(settings: Settings, host: str, may: str) -> None:
     if not settings.keys_file and host not in _LOOPBACK:
         err.print(f"serfer: anyone who reaches this address may {may}: give --keys to require an API key")
 

@@ -69,7 +69,10 @@ class Driver:
 
     def __init__(self, port):
         self.port = port
-        command = [sys.executable, "-c", DRIVER, str(port)]
+        self.start()
+
+    def start(self):
+        command = [sys.executable, "-c", DRIVER, str(self.port)]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE)
         self.says(b"ready\n")
 
@@ -81,10 +84,20 @@ class Driver:
         assert select.select([self.process.stdout], [], [], PATIENCE)[0]
         assert self.process.stdout.readline() == line
 
+    def drain(self):
+        self.process.send_signal(signal.SIGUSR1)
+
+    def release(self):
+        self.process.send_signal(signal.SIGUSR2)
+
     def end(self):
         self.process.kill()
         self.process.wait()
         self.process.stdout.close()
+
+    def restart(self):
+        self.end()
+        self.start()
 
 
 @pytest.fixture
@@ -101,10 +114,26 @@ def balancer(drivers):
         yield server
 
 
+@pytest.fixture
+def used_first(drivers, balancer):
+    """Both drivers, of which the second one drains: requests go to the first one."""
+    first, second = drivers
+    second.drain()
+    eventually(lambda: answering(balancer) == {first.pid}, "only the first driver is used")
+    return first, second
+
+
+def take_over(balancer, first, second):
+    """Start the second driver again, which answers all at once, and then kill the first one."""
+    second.restart()
+    second.release()
+    eventually(lambda: answering(balancer) & {second.pid}, "the second driver is used")
+    first.end()
+
+
 def ask(balancer, path="/", method="GET", body=None, headers=()):
     """Ask on a connection of its own and return (status, headers, answer)."""
-    host, _, port = balancer.url.removeprefix("http://").rpartition(":")
-    with closing(http.client.HTTPConnection(host.strip("[]"), int(port), timeout=PATIENCE)) as connection:
+    with closing(http.client.HTTPConnection("127.0.0.1", balancer._port, timeout=PATIENCE)) as connection:
         connection.request(method, path, body, dict(headers))
         response = connection.getresponse()
         return response.status, response.headers, json.loads(response.read())
@@ -148,7 +177,7 @@ def test_no_request_fails_when_a_driver_is_killed_and_restarted(drivers, balance
         drivers[0].end()
         before = len(statuses)
         eventually(lambda: len(statuses) > before + 200, "load on the driver that is left")
-        drivers[0] = Driver(drivers[0].port)
+        drivers[0].restart()
         eventually(lambda: drivers[0].pid in answering(balancer), "the driver that came back gets requests")
     finally:
         stop.set()
@@ -157,24 +186,21 @@ def test_no_request_fails_when_a_driver_is_killed_and_restarted(drivers, balance
     assert set(statuses) == {200}
 
 
-def test_a_draining_driver_finishes_its_requests_and_gets_no_new_ones(drivers, balancer):
-    first, second = drivers
-    second.process.send_signal(signal.SIGUSR1)
-    eventually(lambda: answering(balancer) == {first.pid}, "only the first driver is used")
+def test_a_draining_driver_finishes_its_requests_and_gets_no_new_ones(used_first, balancer):
+    first, second = used_first
     with requested(balancer, "/wait", "POST") as answers:
         first.says(b"waiting\n")
-        drivers[1].end()
-        drivers[1] = second = Driver(second.port)
-        first.process.send_signal(signal.SIGUSR1)
+        second.restart()
+        first.drain()
         eventually(lambda: answering(balancer) == {second.pid}, "the draining driver gets nothing new")
         assert answers == []
-        first.process.send_signal(signal.SIGUSR2)
+        first.release()
     assert [(status, answer["pid"]) for status, _, answer in answers] == [(200, first.pid)]
 
 
 def test_refuses_with_a_problem_where_no_driver_is_ready_and_recovers(drivers, balancer):
     for driver in drivers:
-        driver.process.send_signal(signal.SIGUSR1)
+        driver.drain()
     eventually(lambda: ask(balancer)[0] == 503, "no driver is ready")
     status, headers, problem = ask(balancer, headers={"X-Request-Id": "mine"})
     assert (status, headers["Content-Type"], headers["Retry-After"]) == (503, "application/problem+json", "1")
@@ -185,28 +211,21 @@ def test_refuses_with_a_problem_where_no_driver_is_ready_and_recovers(drivers, b
         "request_id": "mine",
     }
     assert headers.get_all("X-Request-Id") == ["mine"]
-    drivers[0].end()
-    drivers[0] = Driver(drivers[0].port)
+    drivers[0].restart()
     eventually(lambda: ask(balancer)[0] == 200, "it recovers by itself")
 
 
 @pytest.mark.killed
 @pytest.mark.parametrize(("key", "status"), [({}, 503), ({"Idempotency-Key": "a"}, 200)])
-def test_requests_of_a_dead_driver_are_retried_only_with_an_idempotency_key(drivers, balancer, key, status):
-    first, second = drivers
-    second.process.send_signal(signal.SIGUSR1)
-    eventually(lambda: answering(balancer) == {first.pid}, "only the first driver is used")
+def test_requests_of_a_dead_driver_are_retried_only_with_an_idempotency_key(used_first, balancer, key, status):
+    first, second = used_first
     with requested(balancer, "/wait", "POST", b"picture", key) as answers:
         first.says(b"waiting\n")
-        second.end()
-        drivers[1] = Driver(second.port)
-        drivers[1].process.send_signal(signal.SIGUSR2)
-        eventually(lambda: answering(balancer) & {drivers[1].pid}, "the second driver is used")
-        first.end()
+        take_over(balancer, first, second)
     ((code, headers, answer),) = answers
     assert code == status
     if key:
-        assert (answer["pid"], answer["length"]) == (drivers[1].pid, 7)
+        assert (answer["pid"], answer["length"]) == (second.pid, 7)
     else:
         assert answer["detail"] == "the driver that had this request is gone: try again"
         assert headers["Retry-After"] == "1"
@@ -219,27 +238,20 @@ def test_only_posts_beyond_capacity_are_refused_with_a_problem(drivers):
         assert (status, headers["Content-Type"], headers["Retry-After"]) == (429, "application/problem+json", "5")
         assert (problem["type"], problem["request_id"]) == ("urn:serfer:problem:overloaded", "mine")
         assert ask(server, "/readyz")[0] == 200
-        drivers[0].process.send_signal(signal.SIGUSR2)
+        drivers[0].release()
         eventually(lambda: answers, "the first one is answered")
         assert ask(server, "/", "POST", b"picture")[0] == 200
 
 
 @pytest.mark.parametrize("size", [10, 200_000])
-def test_requests_on_kept_connections_are_retried_with_a_key_if_they_fit(drivers, balancer, size):
-    first, second = drivers
-    second.process.send_signal(signal.SIGUSR1)
-    eventually(lambda: answering(balancer) == {first.pid}, "only the first driver is used")
-    port = int(balancer.url.rpartition(":")[2])
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)) as kept:
+def test_requests_on_kept_connections_are_retried_with_a_key_if_they_fit(used_first, balancer, size):
+    first, second = used_first
+    with closing(http.client.HTTPConnection("127.0.0.1", balancer._port, timeout=PATIENCE)) as kept:
         kept.request("GET", "/")
         kept.getresponse().read()
         kept.request("POST", "/wait", bytes(size), {"Idempotency-Key": "a"})
         first.says(b"waiting\n")
-        second.end()
-        drivers[1] = Driver(second.port)
-        drivers[1].process.send_signal(signal.SIGUSR2)
-        eventually(lambda: answering(balancer) & {drivers[1].pid}, "the second driver is used")
-        first.end()
+        take_over(balancer, first, second)
         response = kept.getresponse()
         assert (response.status, json.loads(response.read())["length"]) == (200, size)
 
@@ -262,11 +274,12 @@ def test_driver_gets_client_request_id_and_arrival_time(balancer):
 
 
 def test_head_that_does_not_come_is_refused(drivers):
-    with Balancer([drivers[0].port], header_s=0.2) as server:
-        port = int(server.url.rpartition(":")[2])
-        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as slow:
-            slow.sendall(b"GET / HT")
-            assert slow.recv(100).startswith(b"HTTP/1.1 408 ")
+    with (
+        Balancer([drivers[0].port], header_s=0.2) as server,
+        socket.create_connection(("127.0.0.1", server._port), timeout=PATIENCE) as slow,
+    ):
+        slow.sendall(b"GET / HT")
+        assert slow.recv(100).startswith(b"HTTP/1.1 408 ")
 
 
 def test_draining_finishes_running_requests_and_accepts_no_new_ones(drivers):
@@ -274,9 +287,8 @@ def test_draining_finishes_running_requests_and_accepts_no_new_ones(drivers):
         drivers[0].says(b"waiting\n")
         end = threading.Thread(target=server.drain, args=(PATIENCE,))
         end.start()
-        port = int(server.url.rpartition(":")[2])
-        eventually(lambda: not listens(port), "it takes no more connections")
-        drivers[0].process.send_signal(signal.SIGUSR2)
+        eventually(lambda: not listens(server._port), "it takes no more connections")
+        drivers[0].release()
         end.join(PATIENCE)
     assert [status for status, *_ in answers] == [200]
 
@@ -308,10 +320,8 @@ def test_dies_with_a_parent_that_is_killed():
 
 
 def test_address_that_cannot_be_had_is_named():
-    with Balancer([9]) as first:
-        port = int(first.url.rpartition(":")[2])
-        with pytest.raises(UnavailableError, match=f"--port {port} is taken"):
-            Balancer([9], port=port)
+    with Balancer([9]) as first, pytest.raises(UnavailableError, match=f"--port {first._port} is taken"):
+        Balancer([9], port=first._port)
     with pytest.raises(UnavailableError, match=r"--host 192.0.2.1 --port \d+: cannot listen there"):
         Balancer([9], host="192.0.2.1")
     with pytest.raises(UnavailableError, match="--host 'not a host' is not an address"):

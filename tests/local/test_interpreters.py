@@ -13,7 +13,8 @@ from serfer.local.lambda_.function import FunctionConfig
 from serfer.local.lambda_.service import LambdaService
 from serfer.settings import load_settings
 from serfer_bench.core.faults import Faults, Injector
-from tests.local.test_lambda_service import HERE, Local, gone, probe
+from tests.local.test_lambda_service import HERE, Local, probe
+from tests.support.processes import wait_for_end
 
 FACTS = shipped_aws().functions
 OWN = f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -83,7 +84,7 @@ class TestInterpreters:
     def test_its_process_is_the_one_that_is_killed(self, runtime, wrapped):
         with Local(runtime, probe("echo", python=wrapped), runtimes={wrapped: runtime}) as local:
             worker = os.pidfd_open(local.invoke("echo")[0]["pid"])
-        assert gone(worker)
+        wait_for_end(worker)
 
     def test_slow_environments_are_slow_there_too(self, runtime, wrapped):
         faults = Faults(slow_one_in=1, slow_factor=2)

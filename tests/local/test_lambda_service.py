@@ -8,12 +8,9 @@ import json
 import os
 import queue
 import re
-import select
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -25,13 +22,13 @@ from botocore.exceptions import HTTPClientError
 
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import InputError
-from serfer.core.sigv4 import Access
 from serfer.local.lambda_.environment import Environment, Invocation
 from serfer.local.lambda_.function import FunctionConfig
 from serfer.local.lambda_.runtime import runtime_directory
 from serfer.local.lambda_.service import LambdaService
 from serfer.pipeline.event_loop import new_event_loop, run
 from tests.support.lambda_client import lambda_client
+from tests.support.processes import said_before_kill, wait_for_end
 
 HERE = Path(__file__).parent / "functions"
 FACTS = shipped_aws().functions
@@ -156,14 +153,6 @@ class Gate:
         Path(self.event["leave"]).write_text("released")
 
 
-def gone(pidfd):
-    """Wait for the end of a process and say whether it came."""
-    try:
-        return bool(select.select([pidfd], [], [], PATIENCE)[0])
-    finally:
-        os.close(pidfd)
-
-
 @pytest.fixture(scope="module")
 def local(runtime):
     functions = [
@@ -268,7 +257,7 @@ def test_a_process_that_ends_takes_its_children_with_it(local, status, words):
     assert re.fullmatch(f"RequestId: [0-9a-f-]{{36}} Error: Runtime exited {words}", error["errorMessage"])
     child = int(local.line(r"leave: child (\d+)")[1])
     with contextlib.suppress(ProcessLookupError):
-        assert gone(os.pidfd_open(child))
+        wait_for_end(os.pidfd_open(child))
 
 
 def test_an_init_beyond_lambdas_limit_uses_up_the_functions_time(runtime):
@@ -421,7 +410,7 @@ def test_an_idle_environment_expires(runtime):
         local.do(local.time.advance, 99.0)
         assert local.invoke("echo")[0]["pid"] == first["pid"]
         local.do(local.time.advance, 100.0)
-        assert gone(pidfd)
+        wait_for_end(pidfd)
         second = local.invoke("echo")[0]
         assert second["environment"] != first["environment"]
         assert second["calls"] == 1
@@ -444,7 +433,7 @@ def test_an_idle_worker_that_dies_is_replaced(local):
     first = local.invoke("echo")[0]
     pidfd = os.pidfd_open(first["pid"])
     os.kill(first["pid"], signal.SIGKILL)
-    assert gone(pidfd)
+    wait_for_end(pidfd)
     assert local.invoke("echo")[0]["pid"] != first["pid"]
 
 
@@ -454,7 +443,8 @@ def test_stopping_fails_waiting_callers_and_leaves_no_process(runtime, gate, thr
         waiting = threads.submit(local.invoke, "wait", gate.event)
         pidfds.append(os.pidfd_open(gate.entered()))
         local.do(local.service.stop)
-        assert all(map(gone, pidfds))
+        for pidfd in pidfds:
+            wait_for_end(pidfd)
         with pytest.raises(HTTPClientError):
             waiting.result()
         port = int(local.service.url.rsplit(":", 1)[1])
@@ -470,7 +460,7 @@ def test_stopping_ends_even_where_an_environments_end_fails(runtime, monkeypatch
         worker = os.pidfd_open(local.invoke("echo")[0]["pid"])
         monkeypatch.setattr(Environment, "_end", fails)
         local.do(local.service.stop)
-        assert gone(worker)
+        wait_for_end(worker)
         assert local.service.environments == 0
 
 
@@ -490,19 +480,21 @@ def test_stopping_ends_even_where_every_task_was_cancelled_before_an_environment
 
 
 HOST = """
-import asyncio, sys
+import asyncio, json, sys
 from pathlib import Path
 from serfer.core.costs.aws import shipped_aws
-from serfer.core.sigv4 import Access
 from serfer.local.lambda_.function import FunctionConfig
 from serfer.local.lambda_.service import LambdaService
 from serfer.pipeline.event_loop import run
+from tests.support.lambda_client import lambda_client
+from tests.support.processes import said_before_kill, wait_for_end
 
 async def main(runtime, directory):
-    function = FunctionConfig("echo", Path(directory), "handler.echo")
-    access, facts = Access("LOCAL", "a-secret-of-the-test"), shipped_aws().functions
-    async with LambdaService([function], facts=facts, runtime=Path(runtime), access=access) as service:
-        print(service.url, flush=True)
+    function, facts = FunctionConfig("echo", Path(directory), "handler.echo"), shipped_aws().functions
+    async with LambdaService([function], facts=facts, runtime=Path(runtime)) as service:
+        client = lambda_client(service.url, service.access)
+        answer = await asyncio.to_thread(client.invoke, FunctionName="echo")
+        print(json.load(answer["Payload"])["pid"], flush=True)
         await asyncio.Event().wait()
 
 run(main(*sys.argv[1:]))
@@ -511,14 +503,7 @@ run(main(*sys.argv[1:]))
 
 @pytest.mark.killed
 def test_workers_die_with_a_host_that_is_killed(runtime):
-    command = [sys.executable, "-c", HOST, str(runtime), str(HERE / "probe")]
-    root = Path(__file__).parents[2]
-    with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) as host:
-        client = lambda_client(host.stdout.readline().strip(), Access("LOCAL", "a-secret-of-the-test"))
-        worker = os.pidfd_open(json.load(client.invoke(FunctionName="echo")["Payload"])["pid"])
-        client.close()
-        host.kill()
-    assert gone(worker)
+    said_before_kill(HOST, str(runtime), str(HERE / "probe"))
 
 
 def test_a_function_that_lambda_would_refuse_is_refused(runtime, tmp_path):

@@ -11,7 +11,6 @@ import re
 import shutil
 import signal
 import socket
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,7 +25,7 @@ from serfer.local.lambda_.environment import Environment, Invocation
 from serfer.local.lambda_.function import FunctionConfig
 from serfer.local.lambda_.runtime import runtime_directory
 from serfer.local.lambda_.service import LambdaService
-from serfer.pipeline.event_loop import new_event_loop, run
+from serfer.pipeline.event_loop import LoopThread, run
 from tests.support.lambda_client import lambda_client
 from tests.support.processes import said_before_kill, wait_for_end
 
@@ -76,20 +75,11 @@ class Local:
     def __init__(self, runtime, *functions, facts=FACTS, make=LambdaService, **settings):
         self.time = FakeTime()
         self.lines = queue.Queue()
-        self._loop = new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self.service = make(
-            functions,
-            facts=facts,
-            runtime=runtime,
-            on_log=self.lines.put,
-            clock=self.time.clock,
-            sleep=self.time.sleep,
-            **settings,
-        )
+        self._loop = LoopThread()
+        how = {"on_log": self.lines.put, "clock": self.time.clock, "sleep": self.time.sleep}
+        self.service = make(functions, facts=facts, runtime=runtime, **how, **settings)
 
     def __enter__(self):
-        self._thread.start()
         self.do(self.service.start)
         self.client = lambda_client(self.service.url, self.service.access)
         return self
@@ -97,8 +87,6 @@ class Local:
     def __exit__(self, *_):
         self.do(self.service.stop)
         self.client.close()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
         self._loop.close()
 
     def do(self, function, *args):
@@ -108,7 +96,7 @@ class Local:
             result = function(*args)
             return await result if asyncio.iscoroutine(result) else result
 
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(PATIENCE)
+        return self._loop.submit(run()).result(PATIENCE)
 
     def invoke(self, function, event=None, **settings):
         """Invoke and return (decoded payload, whole answer)."""

@@ -2,106 +2,47 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 from itertools import combinations
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
 
 from serfer.core.errors import InputError, PlanError, UsageError
-from serfer.core.geometry import Grid, Rect, Span, grid_rects
-from serfer.core.plan import (
-    CACHE,
-    IMAGE,
-    INLINE,
-    Alternative,
-    Artefact,
-    Cell,
-    Function,
-    ImageLimits,
-    Input,
-    Operator,
-    Padding,
-    Preprocess,
-    Shape,
-    Stage,
-    Tile,
-)
+from serfer.core.geometry import Rect, Span
+from serfer.core.plan import IMAGE, Alternative, Cell, ImageLimits, Input, Padding, Preprocess, Shape
 from serfer.pictures import SUFFIXES, choices, draw_plan, picture_pixels, text_picture
 from serfer.pictures.anatomy import Area, halo, middle_tile, scaled, tensors, traced, view
 from serfer.pictures.plan_figure import plan_figure
+from serfer.splitter.split import split
 from tests.core.plans import small_plan
+from tests.splitter.models import Net
 
 ROOT = Path(__file__).parents[2]
 SIGNATURES = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
-IDLE = (0.0, 0.0)
-FIGURES = {"predicted_ms": 1.0, "predicted_usd": 1e-6}
 NONE = Padding(0, 0, 0, 0)
+IMAGE_SHAPE, FIRST, SECOND = Shape(3, 64, 64, flat=False), Shape(8, 32, 32, flat=False), Shape(8, 16, 16, flat=False)
 
 
-def _span(start, stop, step, reach, size):
-    """Rows start to stop of a layer's output, as it reads them: (clipped, padding before, padding after)."""
-    first, last = start * step - reach, (stop - 1) * step + reach + 1
-    return Span(max(first, 0), min(last, size)), max(-first, 0), max(last - size, 0)
-
-
-def spread_stage(number, source, target, grid, step, reach, kinds, source_shape):
-    """A stage like one convolution of kernel 2 * reach + 1 and stride `step`."""
-    tiles = []
-    for rect in grid_rects(target.height, target.width, grid):
-        rows, top, bottom = _span(rect.rows.start, rect.rows.stop, step, reach, source_shape.height)
-        cols, left, right = _span(rect.cols.start, rect.cols.stop, step, reach, source_shape.width)
-        padding = Padding(top, left, bottom, right)
-        tiles.append(Tile("", 0, (Rect(rows, cols),), (padding,), (rect,), (Cell(0, rect),), (), 150, *IDLE))
-    operators = tuple(Operator(f"{number}.{index}", kind, 600) for index, kind in enumerate(kinds))
-    inputs = (Input(*source, source_shape),)
-    return Stage(operators, grid, 1769, inputs, (target,), tuple(tiles), (_function(),), CACHE, **FIGURES)
-
-
-def _function():
-    return Function(Artefact("w", 4096, ""), (Artefact("g", 10, ""),))
-
-
-def vector_stage(source, shape, length, columns, kinds, *, cells=True):
-    whole = shape.whole
-    grid = Grid(1, columns, columns > 1)
-    tiles = tuple(
-        Tile("", 0, (whole,), (NONE,), (rect,), (Cell(0, rect),) if cells else (), (), 10, *IDLE)
-        for rect in grid_rects(1, length, grid)
-    )
-    operators = tuple(Operator(kind, kind, 40) for kind in kinds)
-    return Stage(
-        operators,
-        grid,
-        1769,
-        (Input(*source, shape),),
-        (Shape.vector(length),),
-        tiles,
-        (_function(),),
-        CACHE if cells else INLINE,
-        **FIGURES,
-    )
+@cache
+def chain(grid="2x2"):
+    """Two stages of maps, the first on `grid`, the second on 2x2, a vector on four columns, and a single task."""
+    net = Net(3, 64, 64)
+    first = net.op("Relu", net.conv("x", 3, 8, [7, 7], pads=[3] * 4, strides=[2, 2]))
+    second = net.op("Relu", net.conv(first, 8, 8, [3, 3], pads=[1] * 4, strides=[2, 2]))
+    third = net.linear(net.flat(second), SECOND.elements, 64)
+    with TemporaryDirectory() as folder:
+        path = net.save(Path(folder), net.linear(third, 64, 10))
+        options = {"grids": [grid, "2x2", "col4", "1"], "cuts": [first, second, third]}
+        return split(path, out=Path(folder) / "plan", **options).stages
 
 
 def make_plan(stages, model="small", channels="RGB"):
     preprocess = Preprocess(72, "bilinear", channels, 1 / 255, (0.5,) * 3, (0.5,) * 3)
-    output = stages[-1].outputs[0]
-    image = {"input": IMAGE_SHAPE, "preprocess": preprocess}
-    return replace(small_plan(), model=model, output=output, stages=tuple(stages), alternatives=(), **image)
-
-
-IMAGE_SHAPE = Shape(3, 64, 64, flat=False)
-FIRST, SECOND = Shape(8, 32, 32, flat=False), Shape(8, 16, 16, flat=False)
-
-
-def chain():
-    """Two stages of maps on 2x2 grids, a vector on four columns, and a single task."""
-    return [
-        spread_stage(0, (IMAGE, IMAGE), FIRST, Grid(2, 2), 2, 3, ["Conv", "Relu"], IMAGE_SHAPE),
-        spread_stage(1, (0, 0), SECOND, Grid(2, 2), 2, 1, ["Conv", "Relu"], FIRST),
-        vector_stage((1, 0), SECOND, 64, 4, ["Flatten", "Gemm"]),
-        vector_stage((2, 0), Shape.vector(64), 10, 1, ["Gemm"], cells=False),
-    ]
+    image = {"input": IMAGE_SHAPE, "preprocess": preprocess, "output": stages[-1].outputs[0]}
+    return replace(small_plan(), model=model, stages=tuple(stages), alternatives=(), **image)
 
 
 def branched():
@@ -128,7 +69,7 @@ def test_picture_has_the_format_of_its_suffix_and_is_the_same_twice(tmp_path, su
     assert [path.name for path in tmp_path.iterdir()] == [out.name]
     draw_plan(make_plan(chain(), model="網路 $x^2 \\frac{ $ \u202e"), out)
     assert out.stat().st_size > 10_000, "formula signs are drawn as text"
-    untiled = make_plan([vector_stage((IMAGE, IMAGE), IMAGE_SHAPE, 10, 1, ["Gemm"], cells=False)])
+    untiled = make_plan([replace(chain()[-1], inputs=(Input(IMAGE, IMAGE, IMAGE_SHAPE),))])
     draw_plan(untiled, out)
     assert "stage 0" in text_picture(untiled)
 
@@ -204,13 +145,11 @@ def test_a_later_tile_is_traced_to_pixels_through_the_stages_before():
     assert seen.padded == Area(30, 30, 64, 64)
     assert seen.pixels == Area(27, 27, 64, 64)  # 2 * 15 - 3, and padding beyond the edge does not count
     assert traced(plan, 1, Area(4, 8, 5, 9)) == Area(5, 13, 12, 20)  # one position is a window of 7
-    narrow = spread_stage(0, (IMAGE, IMAGE), FIRST, Grid(1, 2), 2, 3, ["Conv", "Relu"], IMAGE_SHAPE)
-    for stages in ([narrow, *chain()[1:]], branched()):  # whose tiles do not determine the region
+    for stages in (chain("1x2"), branched()):  # whose tiles do not determine the region
         assert view(make_plan(stages), 1, 0).pixels is None
     map_ = Shape(8, 4, 8, flat=False)
     assert scaled(Rect(Span(1, 2), Span(2, 8)), map_, Shape(3, 64, 32, flat=False)) == Area(16, 8, 32, 32)
-    wide = spread_stage(0, (IMAGE, IMAGE), FIRST, Grid(3, 4), 2, 3, ["Conv"], IMAGE_SHAPE)
-    assert [middle_tile(stage) for stage in (wide, chain()[0])] == [5, 0]
+    assert [middle_tile(chain(grid)[0]) for grid in ("3x4", "2x2")] == [5, 0]
     assert halo(chain()[0]) == pytest.approx((34 + 35) ** 2 / 64**2 - 1), "the region read more than once"
     assert halo(chain()[2]) == 3
 

@@ -63,7 +63,7 @@ def _show_pareto(plan: Plan, *, as_json: bool) -> None:
     from serfer.pictures.pareto import query_of  # noqa: PLC0415 - same
 
     check_whole_images(plan)  # a map plan competed with other sizes of windows alone
-    rows, query = [], query_of(plan)
+    rows = []
     for candidate in choices(plan):
         alternative = candidate.plan
         if as_json:
@@ -73,7 +73,9 @@ def _show_pareto(plan: Plan, *, as_json: bool) -> None:
         rows.append(("->" if alternative.chosen else "", str(candidate.number), *figures, alternative.stages))
     if as_json:
         return
-    out.print(f"[bold]{plain(plan.model)}[/]: latency against dollars of {query} over {plain(plan.store)}, predicted")
+    out.print(
+        f"[bold]{plain(plan.model)}[/]: latency against dollars of {query_of(plan)} over {plain(plan.store)}, predicted"
+    )
     print_table(["", "", "ms", "warm", "cold", "$ a million", "tasks", "verdict", "stages"], rows, left=(0, 8))
     out.print("best: no plan that fits is faster and cheaper; does not fit: more than a function's package may have")
     out.print(plain(plan.why))
@@ -211,7 +213,8 @@ def _print_gangs(plan: Plan, platform: Platform) -> None:
 
 
 def _print_packages(plan: Plan, image_limit: int) -> None:
-    limit, rows = explained(plan.limit), []
+    limit = explained(plan.limit)
+    rows = []
     for stage, number in plan.functions:
         size, place = plan.function_bytes(stage, number), plan.stages[stage].weights_in
         tiles = sum(tile.function == number for tile in plan.stages[stage].tiles)

@@ -146,7 +146,8 @@ def print_report(pipeline: Pipeline, workers: str, delta: Difference | None = No
 
 
 def _print_stages(report: QueryReport) -> None:
-    heads, rows = ["stage", "grid", "tasks", "ms", "start", "bytes in", "bytes out"], []
+    heads = ["stage", "grid", "tasks", "ms", "start", "bytes in", "bytes out"]
+    rows = []
     for stage in report.stages:
         start, moved = f"{stage.cold} cold" if stage.cold else "warm", (stage.bytes_in, stage.bytes_out)
         rows.append([stage.name, stage.grid, str(stage.tasks), f"{stage.ms:.1f}", start, *map(byte_size, moved)])

@@ -113,7 +113,7 @@ def run(app: typer.Typer, *, check: bool = True) -> NoReturn:
     interrupt = _Interrupt()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)
-    warnings.showwarning = _warn
+    warnings.showwarning = _warn  # type: ignore[assignment]  # it takes what Python's own does
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # file names need not be text

@@ -170,7 +170,7 @@ class TestCommand:
             "(x - (100, 110, 120)) / (50, 60, 70)" in done.output
         )
         assert "7 labels: label-0, label-1, label-2, label-3, label-4, ..." in done.output
-        assert "Start again what serves" in done.output.replace("\n", " ")
+        assert "start what serves the plan again" in done.output.replace("\n", " ")
         detector = split_detector(tmp_path / "detector", activation=None, labels=())
         shown = self.run(detector, "--output", "boxes:yolov8").output
         assert "boxes of 3 classes as yolov8 has them, in output0" in shown

@@ -8,13 +8,12 @@ import pytest
 from aiohttp import web
 
 from serfer.api.routes.applications import detail_of
-from serfer.applications.answering import ApplicationQuery
 from serfer.applications.instances import OneInstance, VariantInstances
 from serfer.applications.pipelines import served_name
 from serfer.core.dataclass_codec import unstructure
 from serfer.core.errors import TaskFailedError, UnavailableError
 from serfer.core.http_messages import InstanceState
-from serfer.core.variants import Objectives, Place, VariantState
+from serfer.core.variants import Place, VariantState
 from serfer.drivers.driver import RequestContext
 from serfer.drivers.instance.client import Fault, FaultKind
 from serfer.registry import open_registry
@@ -149,9 +148,7 @@ async def test_a_variant_that_no_instance_has_is_not_selected_and_unavailable_by
     await driver.applications.open()
     assert (await driver.ask("one"))[0].variant.name == "cheap"
     with pytest.raises(UnavailableError, match="no instance"):
-        await driver.applications.answering.answer(
-            ApplicationQuery("faces", Objectives(variant="gpu"), "two"), driver.run()
-        )
+        await driver.ask("two", variant="gpu")
     await driver.applications.close()
 
 

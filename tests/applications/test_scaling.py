@@ -1,6 +1,7 @@
 """The loop of case II in every driver, several of them over one store, in a test's own time."""
 
 import asyncio
+from collections import defaultdict
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -19,67 +20,44 @@ from serfer.control.selection.scaling.fleet_records import PoolTerms
 from serfer.core.errors import PlanError, UsageError
 from serfer.core.plan import codec
 from serfer.core.units import MIB
-from serfer.core.variants import NO_OBJECTIVES, Application, Figure, Place
+from serfer.core.variants import NO_OBJECTIVES, Application, Place
 from serfer.fleet.control_loop import Timing
 from serfer.fleet.purchase import Purchase
 from serfer.fleet.registry import PoolRegistry
 from serfer.registry import open_registry
 from serfer.settings import Settings
 from serfer.storage.memory import MemoryStore
-from tests.applications.worlds import NOW, model_state, plan_variant, register, variant, version
+from tests.applications.worlds import NOW, model_state, on_instance, plan_variant, register, variant, version
 from tests.fleet.fakes import DriverWorld, FakeProvisioner
 from tests.support.aiohttp_server import serve_route
 from tests.support.hand_clock import Clock
 
 ANY = Purchase("")
-PRICE = 3.6
-
-
-def on_instance(name, qps, batch):
-    made = variant(name, ms=20.0, usd=PRICE / 3600 / qps, place=Place.INSTANCE, kind="gpu", batch=batch, load_ms=1500.0)
-    return replace(made, qps=Figure.measured(qps))
-
-
-FUNCTION = variant("function", ms=50.0, usd=1e-2)
-RECORD = Application("faces", 7, "ab" * 32).with_version(
-    version("net", 1, FUNCTION, on_instance("b1", 10.0, 1), on_instance("b8", 100.0, 8))
-)
-
-
-class Machines:
-    """What the instances of a test have in memory, by URL: at once, and nothing at first."""
-
-    def __init__(self):
-        self.loaded = {}
-        self.failing = False
-
-    def seen(self, url, now):
-        models = {}
-        for name in ("b1", "b8"):
-            model = f"faces:{name}"
-            status = "loaded" if model in self.loaded.setdefault(url, set()) else "unloaded"
-            models[model] = model_state(status, 50 * MIB)
-        return SeenInstance(models, 0.1, 120 * MIB, now)
+ON_INSTANCES = [on_instance(f"b{batch}", qps, batch=batch, ms=20.0) for batch, qps in ((1, 10.0), (8, 100.0))]
+NET = version("net", 1, variant("function", ms=50.0, usd=1e-2), *ON_INSTANCES)
+RECORD = Application("faces", 7, "ab" * 32).with_version(NET)
 
 
 class Instances:
-    def __init__(self, machines, clock):
-        self.machines, self.clock = machines, clock
-        self.urls = ()
+    """A driver's instances, which load and unload at once; `loaded` is what all of them have in memory, by URL."""
+
+    urls = ()
+
+    def __init__(self, loaded, net, clock):
+        self.loaded, self.probe, self.clock = loaded, net.connect, clock
 
     def use(self, urls):
         self.urls = tuple(urls)
 
     def seen(self, url):
-        return self.machines.seen(url, self.clock()) if url in self.urls else None
-
-
-class Copies:
-    def __init__(self, machines, net):
-        self.machines, self.probe = machines, net.connect
+        if url not in self.urls:
+            return None
+        states = {True: model_state("loaded", 50 * MIB), False: model_state("unloaded", 50 * MIB)}
+        models = {name: states[name in self.loaded[url]] for name in ("faces:b1", "faces:b8")}
+        return SeenInstance(models, 0.1, 120 * MIB, self.clock())
 
     def change(self, action, url, model):
-        loaded = self.machines.loaded[url]
+        loaded = self.loaded[url]
         loaded.add(model) if action == "load" else loaded.discard(model)
 
     def status(self, _url, _model, listed, _at):
@@ -103,9 +81,9 @@ class Pipelines:
 
 
 class Drivers(DriverWorld):
-    def __init__(self, *, most=4, ceiling=float("inf"), record=RECORD, pools=None):
+    def __init__(self, *, most=4, ceiling=float("inf"), pools=None):
         super().__init__()
-        self.machines, self.record = Machines(), record
+        self.in_memory = defaultdict(set)
         self.provisioner = FakeProvisioner(self.net, self.clock, boot_s=4.0)
         self.served, self.pipelines = {}, {}
         self.pools = pools or VariantPools(
@@ -114,15 +92,15 @@ class Drivers(DriverWorld):
 
     def add(self, name):
         one = self.served[name] = ServedApplication("faces", FunctionsPlace(1000, 300.0), self.clock)
-        one.use(table_of(self.record, lambda _: True))
-        self.pipelines[name] = Pipelines()
+        one.use(table_of(RECORD, lambda _: True))
+        self.pipelines[name], instances = Pipelines(), Instances(self.in_memory, self.net, self.clock)
         fleet = self.running[name] = VariantFleet(
             self.pools,
             PoolRegistry(self.coordination, "p", name, self.clock),
             {"faces": one},
-            Instances(self.machines, self.clock),
+            instances,
             self.pipelines[name],
-            Copies(self.machines, self.net),
+            instances,
             admits=lambda _bought, _url: True,
             timing=Timing(self.clock, asyncio.sleep),
         )
@@ -141,7 +119,7 @@ class Drivers(DriverWorld):
 
     @property
     def loaded(self):
-        return {model for models in self.machines.loaded.values() for model in models}
+        return {model for models in self.in_memory.values() for model in models}
 
     @property
     def starts(self):
@@ -207,21 +185,6 @@ async def test_another_driver_takes_over_from_a_leader_that_dies_and_starts_noth
     assert drivers.provisioner.there == {}
 
 
-async def test_without_the_store_nothing_is_started_or_stopped_and_instances_are_used_on():
-    drivers = Drivers()
-    one = drivers.add("a")
-    await drivers.step(15, rate=8)
-    before, urls = [*drivers.provisioner.calls], one._instances.urls
-    drivers.coordination.gone = True
-    await drivers.step(40, rate=0)
-    assert drivers.provisioner.calls == before
-    assert one._instances.urls == urls
-    assert one.troubles["store"] > 0
-    drivers.coordination.gone = False
-    await drivers.step(40)
-    assert drivers.provisioner.there == {}
-
-
 @pytest.mark.parametrize(("bounds", "expected"), [({"ceiling": 3.0}, 0), ({"ceiling": 8.0}, 2), ({"most": 1}, 1)])
 async def test_no_more_instances_are_started_than_the_bounds_allow(bounds, expected):
     drivers = Drivers(**bounds)
@@ -240,18 +203,6 @@ async def test_an_instance_that_owes_answers_is_not_stopped_until_it_has_given_t
     assert one._instances.urls == ()
     drivers.pipelines["a"].busy_places = frozenset()
     await drivers.step(3)
-    assert drivers.provisioner.there == {}
-
-
-async def test_the_last_driver_stops_the_instances_when_it_is_closed():
-    drivers = Drivers()
-    one, two = drivers.add("a"), drivers.add("b")
-    await drivers.step(15, rate=8)
-    await one.close()
-    del drivers.running["a"]
-    assert len(drivers.provisioner.there) == 1
-    await drivers.step(8, rate=8)
-    await two.close()
     assert drivers.provisioner.there == {}
 
 
@@ -293,20 +244,29 @@ def test_specs_that_cannot_be_are_refused_by_the_name_of_the_option(text):
         parse_instances(text)
 
 
-def test_a_fleet_starts_instances_of_its_registry_and_applications_and_uses_those_of_its_pools_alone(tmp_path):
-    registry = open_registry(str(tmp_path / "registry"))
-    register(registry, "faces", version("net", 1, FUNCTION, on_instance("b1", 10.0, 1)))
+@pytest.fixture
+def registry(tmp_path):
+    return open_registry(str(tmp_path / "registry"))
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return Settings(cache_dir=tmp_path / "cache")
+
+
+@pytest.fixture
+def options(tmp_path):
+    return ApplicationOptions(str(tmp_path / "registry"), ("faces",))
+
+
+def test_a_fleet_starts_instances_of_its_registry_and_applications_and_uses_those_of_its_pools_alone(
+    registry, options, settings, tmp_path
+):
+    options = replace(options, instances=parse_instances("gpu=ec2:group , cpu=local:3 "), max_usd_per_hour=2.0)
+    register(registry, "faces", NET)
     with MemoryStore() as store:
         applications = open_applications(
-            ApplicationOptions(
-                str(tmp_path / "registry"), ("faces",), parse_instances("gpu=ec2:group , cpu=local:3 "), 2.0
-            ),
-            {},
-            lambda _: None,
-            Settings(cache_dir=tmp_path / "cache"),
-            store,
-            "memory://",
-            FunctionsPlace(1000, 300.0),
+            options, {}, lambda _: None, settings, store, "memory://", FunctionsPlace(1000, 300.0)
         )
     fleet = applications.fleet
     local = fleet._pools.provisioners[Purchase("cpu")]
@@ -321,12 +281,9 @@ def test_a_fleet_starts_instances_of_its_registry_and_applications_and_uses_thos
     assert not fleet._provisioning.admits(Purchase("gpu"), "http://127.0.0.1:8000")
 
 
-def test_an_instance_of_a_type_has_the_variants_for_it_alone(tmp_path):
-    registry = open_registry(str(tmp_path / "registry"))
+def test_an_instance_of_a_type_has_the_variants_for_it_alone(registry, options, settings, tmp_path):
     made = plan_variant(registry, tmp_path / "plan", "small", place=Place.INSTANCE, kind="cpu")
     register(registry, "faces", version("net", 1, made, replace(made, name="large", kind="gpu")))
-    options = ApplicationOptions(str(tmp_path / "registry"), ("faces",))
-    settings = Settings(cache_dir=tmp_path / "cache")
     assert [*variants_for_instances(options, settings)] == ["faces:small", "faces:large"]
     assert [*variants_for_instances(options, settings, "gpu")] == ["faces:large"]
     with pytest.raises(UsageError, match="type 'tpu'"):
@@ -334,10 +291,9 @@ def test_an_instance_of_a_type_has_the_variants_for_it_alone(tmp_path):
 
 
 @pytest.mark.parametrize("fetched", [True, False], ids=["fetched by an older version", "not fetched yet"])
-def test_an_instance_leaves_out_variants_whose_plans_have_an_older_format(tmp_path, monkeypatch, caplog, fetched):
-    registry = open_registry(str(tmp_path / "registry"))
-    options = ApplicationOptions(str(tmp_path / "registry"), ("faces",))
-    settings = Settings(cache_dir=tmp_path / "cache")
+def test_an_instance_leaves_out_variants_whose_plans_have_an_older_format(
+    registry, options, settings, tmp_path, monkeypatch, caplog, fetched
+):
     with monkeypatch.context() as before:
         before.setattr(codec, "FORMAT", codec.FORMAT - 1)
         older = plan_variant(registry, tmp_path / "older", "older", place=Place.INSTANCE, kind="cpu")
@@ -384,15 +340,12 @@ class Instance:
         await self.gate.wait()
         return web.json_response({"detail": "as it is told"}, status=self.status)
 
-    def serve(self):
-        return serve_route("POST", "/v2/repository/models/{model}/{action}", self.change)
-
 
 @asynccontextmanager
 async def world():
     clock, looks, instance = Clock(), [], Instance()
     copies = VariantCopies(KEY, clock, lambda: looks.append(clock.now))
-    async with instance.serve() as url:
+    async with serve_route("POST", "/v2/repository/models/{model}/{action}", instance.change) as url:
         yield copies, instance, url, clock, looks
         await copies.close()
 

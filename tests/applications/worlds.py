@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
+from serfer.control.scenario import S_PER_HOUR
 from serfer.core.http_messages import EngineSignals, ModelState
-from serfer.core.variants import Accuracy, Application, Figure, NetworkVersion, Validation
+from serfer.core.variants import Accuracy, Application, Figure, NetworkVersion, Place, Validation
 from serfer.plan_directory import load_plan
 from tests.e2e.small import CLASSES, split_small
 from tests.registry import records
@@ -19,6 +20,12 @@ def variant(name, network="net", version=1, *, ms=40.0, usd=1e-5, correct=90, pl
     return replace(
         records.variant(name, network, version), plan=plan, accuracy=Accuracy(correct, 100), **(predicted | fields)
     )
+
+
+def on_instance(name, qps, network="net", *, usd_per_hour=3.6, **fields):
+    fields = {"ms": 10.0, "load_ms": 1000.0, "place": Place.INSTANCE, "kind": "gpu", **fields}
+    made = variant(name, network, usd=usd_per_hour / S_PER_HOUR / qps, **fields)
+    return replace(made, qps=Figure.measured(qps))
 
 
 def version(network, number, *variants):

@@ -126,25 +126,6 @@ def test_other_numbers_may_be_zero_and_a_second_type_burstable():
     assert [kind.burstable for kind in world.instances] == [False, True]
 
 
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-        max_leaves=6,
-    ),
-    st.sampled_from([*EVERY_NUMBER, ("", "lambda"), ("", "instance"), ("instance", "batches"), ("instance", "name")]),
-)
-@settings(derandomize=True, max_examples=40)
-def test_any_value_is_read_or_refused_in_one_line(value, place):
-    try:
-        parse_scenario(changed(*place, value))
-    except InputError as error:
-        message = str(error)
-    else:
-        message = ""
-    assert "\n" not in message
-
-
 @pytest.mark.parametrize(
     ("slo_ms", "batches", "sustained"),
     [

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from serfer.control.policies.break_even import competitive_ratio
 from serfer.control.policies.ski_rental import SkiRental, WorkFunction
-from tests.control.worlds import LONG, QPS, at_once, best, fleet, rows, scenario, seen, with_boots
+from tests.control.worlds import LONG, QPS, at_once, best, fleet, rows, scenario, seen, watching, with_boots
 
 PRICE_RATIOS = [1.5, 3.0, 13.0, 26.0]
 
@@ -28,22 +28,12 @@ def test_the_rule_costs_at_most_3_minus_2_over_c_times_the_optimum(price_ratio, 
     )
 
 
-def against(world, load):
-    """Return what the rule pays against an adversary, who loads it fully while it is off, and not at all while on."""
-    policy, on, usd, history = SkiRental(world), False, 0.0, []
-    for _ in range(load):
-        rate = 0.0 if on else world.instance.qps
-        history.append((1.0, rate))
-        usd += 1.0 if on else rate * world.serverless.usd_per_query
-        before, on = on, policy.observe(seen(1.0, rate)).total > 0
-        usd += world.instance.start_usd * (on and not before)
-    return usd, best(world, history)
-
-
 @pytest.mark.parametrize(("price_ratio", "tight"), [(1.5, 0.02), (3.0, 0.02), (13.0, 0.05), (26.0, 0.1)])
 def test_the_bound_is_tight_against_an_adversary(price_ratio, tight):
-    usd, least = against(scenario(price_ratio), 8_000)
-    assert usd == pytest.approx(competitive_ratio(price_ratio) * least, rel=tight)
+    world = scenario(price_ratio)
+    load = watching(world, SkiRental(world), 1.0, 8_000)
+    usd = at_once(world, SkiRental(world), load).usd
+    assert usd == pytest.approx(competitive_ratio(price_ratio) * best(world, load), rel=tight)
 
 
 def ratio_with_boots(price_ratio):
@@ -66,32 +56,21 @@ def test_with_boots_no_load_costs_more_than_the_bound(price_ratio, load, step_s)
     assert paid.usd <= bound * best(world, load) + 1e-6
 
 
-def until_it_serves(world, step_s, count):
-    """Return what the rule pays, and the optimum, for a load that is full until an instance serves, and then nothing.
-
-    The next time comes as soon as it has stopped.
-    """
-    policy, kind, boot, on, usd, load = SkiRental(world), world.instance, 0.0, False, 0.0, []
-    for _ in range(count):
-        rate = QPS if not on or boot > 0 else 0.0
-        load.append((step_s, rate))
-        on_lambda = min(boot, step_s) if on else step_s
-        usd += step_s * on + on_lambda * rate * world.serverless.usd_per_query
-        before, on = on, policy.observe(seen(step_s, rate)).total > 0
-        boot = max(boot - step_s, 0.0) if before else kind.boot_s * on
-    return usd, best(world, load)
+def against_boots(world, step_s, count):
+    load = watching(world, SkiRental(world), step_s, count, "serving")
+    return with_boots(world, SkiRental(world), load, step_s).usd, best(world, load)
 
 
 @pytest.mark.parametrize("price_ratio", PRICE_RATIOS)
 def test_the_bound_with_boots_is_tight_against_an_adversary(price_ratio):
-    usd, least = until_it_serves(scenario(price_ratio), 0.25, 40_000)
+    usd, least = against_boots(scenario(price_ratio), 0.25, 40_000)
     assert usd == pytest.approx(ratio_with_boots(price_ratio) * least, rel=0.03)
 
 
 @pytest.mark.parametrize(("price_ratio", "boot_s"), [(13.0, 20.0), (26.0, 20.0), (13.0, 60.0), (26.0, 60.0)])
 def test_decisions_that_are_apart_exceed_that_bound_by_no_more_than_they_are_late(price_ratio, boot_s):
     world = scenario(price_ratio, boot_s=boot_s)
-    usd, least = until_it_serves(world, 10.0, 4_000)
+    usd, least = against_boots(world, 10.0, 4_000)
     bound = ratio_with_boots(price_ratio)
     assert 1.02 * bound * least < usd <= (bound + late_ratio(world, 10.0)) * least
 

@@ -134,6 +134,12 @@ def predictions(load, windows=None):
     return on
 
 
+def taught(load):
+    windows = KeepAlivePredictor()
+    predictions(load, windows)
+    return windows
+
+
 def test_predictions_begin_after_three_bursts():
     on = predictions(periodic(4))
     third_is_over = 30 + 2 * 100 + 20
@@ -142,8 +148,7 @@ def test_predictions_begin_after_three_bursts():
 
 
 def test_an_instance_has_booted_just_before_a_burst_begins():
-    windows = KeepAlivePredictor()
-    predictions(periodic(10), windows)
+    windows = taught(periodic(10))
     for _ in range(3):
         serves = []
         for units in periodic(1, before=0):
@@ -155,26 +160,21 @@ def test_an_instance_has_booted_just_before_a_burst_begins():
 
 
 def test_a_burst_that_comes_a_tick_early_is_served_from_its_first_tick_on():
-    windows = KeepAlivePredictor()
-    predictions(periodic(10), windows)
+    windows = taught(periodic(10))
     predictions(periodic(1, period=99, before=0), windows)
     assert windows.serves
 
 
 def test_short_gaps_are_idled_through():
-    windows = KeepAlivePredictor()
     load = periodic(30, burst=10, period=15)
-    predictions(load, windows)
-    assert all(predictions(load[30:], windows))
+    assert all(predictions(load[30:], taught(load)))
 
 
 def test_bursts_that_are_rare_and_short_start_nothing():
     draw, load = random.Random(1), []  # noqa: S311 - a load
     for _ in range(25):
         load += [3.0] * 2 + [NOTHING] * draw.randint(100, 470)
-    windows = KeepAlivePredictor()
-    predictions(load, windows)
-    assert not any(predictions(load, windows))
+    assert not any(predictions(load, taught(load)))
 
 
 def test_a_load_below_the_instances_price_is_not_a_burst():
@@ -183,16 +183,11 @@ def test_a_load_below_the_instances_price_is_not_a_burst():
 
 def test_one_quiet_tick_does_not_end_a_burst():
     holes = [NOTHING if tick % 5 == 4 else FULL for tick in range(20)]
-    load = ([*holes, *[NOTHING] * 80]) * 8
-    windows, whole = KeepAlivePredictor(), KeepAlivePredictor()
-    predictions(load, windows)
-    predictions(periodic(8, before=0), whole)
-    assert windows._count == whole._count == 8
+    assert taught([*holes, *[NOTHING] * 80] * 8)._count == taught(periodic(8, before=0))._count == 8
 
 
 def test_beyond_the_clock_instances_are_on_exactly_during_bursts():
-    windows = KeepAlivePredictor()
-    predictions(periodic(6), windows)
+    windows = taught(periodic(6))
     quiet = predictions([NOTHING] * (CLOCK + 200), windows)
     assert not any(quiet[CLOCK:])
     burst = predictions([FULL] * (CLOCK + 200), windows)
@@ -201,8 +196,7 @@ def test_beyond_the_clock_instances_are_on_exactly_during_bursts():
 
 
 def test_an_instance_serves_after_its_boot():
-    windows = KeepAlivePredictor()
-    predictions(periodic(6)[:-50], windows)  # off, in the middle of a gap
+    windows = taught(periodic(6)[:-50])  # off, in the middle of a gap
     assert not windows.on
     was_on = 0
     for units in periodic(4, before=40):
@@ -212,9 +206,7 @@ def test_an_instance_serves_after_its_boot():
 
 
 def test_a_changed_pattern_is_relearned():
-    windows = KeepAlivePredictor()
-    predictions(periodic(10, period=100), windows)
-    predictions(periodic(25, period=60, before=0), windows)
+    windows = taught(periodic(10, period=100) + periodic(25, period=60, before=0))
     on = predictions(periodic(1, period=60, before=0), windows)
     assert on[-BOOT_TICKS:] == [True] * BOOT_TICKS
 
@@ -279,14 +271,6 @@ def test_a_constant_length_is_certain_at_its_tick_and_impossible_before(burst, m
     assert not ending[:burst].any()
     assert beginning[gap] == pytest.approx(1.0)
     assert not beginning[:gap].any()
-
-
-def test_a_repeated_length_is_almost_certain_around_its_tick():
-    ending, beginning = hazards(counted([10] * 4), counted([30] * 4))
-    for chances, tick in ((ending, 10), (beginning, 30)):
-        assert not chances[: tick - 2].any()
-        assert chances[tick] >= 0.5
-        assert chances[tick + 2] == pytest.approx(1.0)
 
 
 def test_the_hazard_of_an_end_counts_only_bursts_that_last():

@@ -56,6 +56,16 @@ def rows(most_rate, *, most_rows=10, most_s=900):
     return st.lists(st.tuples(st.integers(1, most_s), rates), min_size=1, max_size=most_rows)
 
 
+def watching(world, policy, step_s, count, until="started"):
+    """Return a load that is full until an instance is started, or "serving", and then nothing until it has stopped."""
+    load, on, boot = [], False, 0.0
+    for _ in range(count):
+        load.append((step_s, QPS if not on or (until == "serving" and boot > 0) else 0.0))
+        before, on = on, policy.observe(seen(*load[-1])).total > 0
+        boot = max(boot - step_s, 0.0) if before else world.instance.boot_s * on
+    return load
+
+
 def steps(load, step_s=1.0):
     """Cut rows of (seconds, rate) into steps of `step_s`, the last one of a row being what is left of it."""
     for seconds, rate in load:

@@ -17,18 +17,21 @@ from tests.fleet.fakes import GPU, Drivers, Wants
 ONE = np.zeros((1, 4, 4, 3), np.uint8)
 
 
-async def serving(count, names="a"):
-    """Return drivers whose instances serve, the world of all of them first."""
+def pool(names="a", **more):
+    """Return drivers, the world of all of them first."""
     made = Drivers(ends=[GPU])
-    drivers = [made.add(name) for name in names]
+    return made, *[made.add(name, **more) for name in names]
+
+
+async def serving(count, names="a"):
+    made, *drivers = pool(names)
     made.want(count)
     await made.step(20)
     return made, *drivers
 
 
 async def test_a_pool_grows_serves_and_shrinks_to_nothing():
-    made = Drivers(ends=[GPU])
-    one = made.add("a")
+    made, one = pool()
     await made.step(3)
     assert one.status.leads
     made.want(2)
@@ -48,23 +51,18 @@ async def test_a_pool_grows_serves_and_shrinks_to_nothing():
 
 
 async def test_policies_see_the_latencies_of_all_drivers():
-    made = Drivers(ends=[GPU])
-    names = ("a", "b")
-    pools = [made.add(name).pool for name in names]
-    made.want(1)
-    await made.step(15)
-    for pool in pools:
-        assert await pool.run(ONE, 30) is not None
+    made, *drivers = await serving(1, "ab")
+    for driver in drivers:
+        assert await driver.pool.run(ONE, 30) is not None
     await made.step(3)
-    for name in names:
-        windows = [seen.latency for seen in made.policies[name].seen]
+    for policy in made.policies.values():
+        windows = [seen.latency for seen in policy.seen]
         assert sum(window.answered for window in windows) == 2
         assert sum(window.late for window in windows) == 0
 
 
 async def test_every_driver_decides_on_the_load_of_all_and_uses_the_same_instances():
-    made = Drivers(ends=[GPU])
-    drivers = [made.add(name) for name in "abc"]
+    made, *drivers = pool("abc")
     made.want(1)
 
     async def ask():
@@ -108,10 +106,7 @@ async def test_a_leader_that_died_while_one_drained_is_followed_by_one_that_stop
 
 
 async def test_a_later_driver_learns_of_running_instances():
-    made = Drivers(ends=[GPU])
-    made.add("a")
-    made.want(2)
-    await made.step(15)
+    made, _ = await serving(2)
     late = made.add("b")
     made.want(2)
     await made.step(2)
@@ -174,8 +169,7 @@ async def test_a_store_that_fails_once_costs_a_leader_neither_its_lease_nor_an_i
 
 
 async def test_a_driver_sends_nothing_to_an_address_that_its_instances_cannot_have():
-    made = Drivers(ends=[GPU])
-    one = made.add("a", admits=lambda _bought, url: url != "http://evil")
+    made, one = pool(admits=lambda _bought, url: url != "http://evil")
     members = [FleetMember(name, f"http://{name}", "serving") for name in ("evil", "good")]
     other = PoolRegistry(made.coordination, "p", "b", made.clock)
     other.exchange(DriverLoad("b"))
@@ -187,8 +181,7 @@ async def test_a_driver_sends_nothing_to_an_address_that_its_instances_cannot_ha
 
 
 async def test_a_hanging_store_blocks_neither_the_loop_nor_shutdown():
-    made = Drivers(ends=[GPU])
-    one = made.add("a")
+    made, one = pool()
     await made.step(5)
     made.coordination.answers.clear()
     for _ in range(2):
@@ -231,21 +224,16 @@ async def test_queries_go_on_while_the_policy_thinks():
 
 def test_drivers_that_were_not_seen_for_an_hour_are_forgotten_and_none_is_paid_for_twice():
     paid = _Paid()
-
-    def view(*loads):
-        return PoolView(tuple(loads))
-
-    assert paid.since(view(DriverLoad("a", paid_usd=5.0, hour_usd=2.0)), 0.0) == 2.0
-    assert paid.since(view(), 10.0) == 0.0  # the store did not show it for a while
-    assert paid.since(view(DriverLoad("a", paid_usd=6.0, hour_usd=3.0)), 20.0) == 1.0
+    assert paid.since(PoolView((DriverLoad("a", paid_usd=5.0, hour_usd=2.0),)), 0.0) == 2.0
+    assert paid.since(PoolView(), 10.0) == 0.0  # the store did not show it for a while
+    assert paid.since(PoolView((DriverLoad("a", paid_usd=6.0, hour_usd=3.0),)), 20.0) == 1.0
     for restart in range(1000):
-        paid.since(view(DriverLoad(f"d{restart}", paid_usd=1.0, hour_usd=1.0)), 30.0 + 10 * restart)
+        paid.since(PoolView((DriverLoad(f"d{restart}", paid_usd=1.0, hour_usd=1.0),)), 30.0 + 10 * restart)
     assert len(paid._known) <= 360
 
 
 async def test_other_drivers_spending_counts_towards_the_ceiling():
-    made = Drivers(ends=[GPU])
-    one, other = (made.add(name, max_usd_per_hour=25e-4) for name in "ab")
+    made, one, other = pool("ab", max_usd_per_hour=25e-4)
     await made.step(2)
     for _ in range(20):
         await one.pool.run(ONE, 30)
@@ -259,12 +247,11 @@ async def test_other_drivers_spending_counts_towards_the_ceiling():
 
 
 async def test_changes_are_logged_with_the_policys_reason(caplog):
-    with caplog.at_level("INFO", "serfer.fleet"):
-        made = Drivers(ends=[GPU])
-        made.add("a")
-        await made.step(2)
-        made.want(1)
-        await made.step(30)
+    caplog.set_level("INFO", "serfer.fleet")
+    made, _ = pool()
+    await made.step(2)
+    made.want(1)
+    await made.step(30)
     lines = [record.serfer for record in caplog.records if record.msg == "pool"]
     assert 2 <= len(lines) <= 5  # a line a change, not one a second
     told = {"leads": True, **dict.fromkeys(("wanted", "on", "serving", "drivers"), 1), "types": {"gpu": 1}}
@@ -279,8 +266,7 @@ async def test_the_loop_survives_bugs_which_are_logged_with_their_traceback(capl
             super().observe(seen)
             bugs.buggy()
 
-    made = Drivers(ends=[GPU])
-    one = made.add("a", Mad())
+    made, one = pool(policy=Mad())
     slept = asyncio.Event()
 
     async def sleep(_):
@@ -298,29 +284,24 @@ async def test_the_loop_survives_bugs_which_are_logged_with_their_traceback(capl
     assert bugs.logged(caplog.records) >= 1
 
 
-class Pings:
-    """Notes what functions are warmed up for; a test has them fail."""
-
-    def __init__(self):
-        self.sent = []
-
-    async def __call__(self, queries):
-        self.sent.append(queries)
-
-
 def warmed(made, name, count, **more):
-    pings = Pings()
-    controller = made.add(name, ping=pings, **more)
+    """Return a driver whose policy wants so many functions warm, and for how many queries each ping was."""
+    sent = []
+
+    async def ping(queries):
+        sent.append(queries)
+
+    controller = made.add(name, ping=ping, **more)
     made.policies[name].warm = count
-    return controller, pings
+    return controller, sent
 
 
 async def test_the_leader_pings_what_a_plan_wants_once_and_again_when_lambda_has_dropped_it():
     made = Drivers(ends=[GPU])
     (one, first), (two, second) = (warmed(made, name, 7) for name in "ab")
     await made.step(500)
-    leader, sent = (one, first.sent) if made.leader == "a" else (two, second.sent)
-    assert sorted([first.sent, second.sent]) == [[], [7]]
+    leader, sent = (one, first) if made.leader == "a" else (two, second)
+    assert sorted([first, second]) == [[], [7]]
     assert leader.status.serverless_usd == pytest.approx(7e-4)
     await made.step(200)  # environments are kept for 600 s
     assert sent == [7, 7]
@@ -331,28 +312,27 @@ async def test_the_leader_pings_what_a_plan_wants_once_and_again_when_lambda_has
 
 async def test_queries_in_flight_count_as_warm():
     made = Drivers(ends=[GPU])
-    one, pings = warmed(made, "a", 5)
+    one, sent = warmed(made, "a", 5)
     for _ in range(3):
         one.pool._count(1)
     await made.step(3)
-    assert pings.sent == [2]
+    assert sent == [2]
     assert one.pool.take_stats().paid_usd == pytest.approx(2e-4)
 
 
 @pytest.mark.parametrize("more", [{"overflow": False}, {"max_usd_per_hour": 1e-4}])
 async def test_nothing_is_pinged_where_functions_may_not_be_used(more):
     made = Drivers(ends=[GPU])
-    _, pings = warmed(made, "a", 3, **more)
+    _, sent = warmed(made, "a", 3, **more)
     await made.step(5)
-    assert pings.sent == []
+    assert sent == []
 
 
 async def test_functions_that_are_always_warm_take_no_pings():
-    made = Drivers(ends=[GPU])
-    made.add("a")
+    made, one = pool()
     made.policies["a"].warm = 3
     await made.step(5)
-    assert "functions" not in made.running["a"].duties
+    assert "functions" not in one.duties
 
 
 async def test_a_decision_that_takes_longer_than_the_lease_does_not_cost_it(monkeypatch):

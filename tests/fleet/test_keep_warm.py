@@ -12,7 +12,6 @@ from serfer.fleet.control_loop import Timing
 from serfer.fleet.keep_warm import InFlight, KeepWarm, PingLimits
 from serfer.fleet.registry import PoolRegistry
 from serfer.fleet.warming import Pinger
-from tests import bugs
 from tests.fleet.fakes import DriverWorld, scenario
 
 LIMITS = PingLimits(concurrency=10, keep_alive_s=240.0)
@@ -22,10 +21,12 @@ UNIX = 1.7e9
 class Drivers(DriverWorld):
     """Drivers that ping; `pings` are (time, how many), each when it was sent."""
 
-    def __init__(self, windows="300", make=None):
+    def __init__(self, windows="300", names="a"):
         super().__init__(0.0)
-        self.make = make or window_policies(windows)
+        self.make = window_policies(windows)
         self.pings, self.paid, self.broken = [], [], None
+        for name in names:
+            self.add(name)
 
     def add(self, name):
         registry = PoolRegistry(self.coordination, "w", name, self.clock)
@@ -33,7 +34,6 @@ class Drivers(DriverWorld):
         self.running[name] = KeepWarm(
             WarmLevels(self.make), registry, self.ping, LIMITS, paid=self.paid.append, timing=timing
         )
-        return self.running[name]
 
     async def ping(self, count):
         self.pings.append((self.clock.now, count))
@@ -54,7 +54,6 @@ class Drivers(DriverWorld):
 
 async def test_pings_go_on_for_the_keep_alive_window_and_stop():
     made = Drivers("600")
-    made.add("a")
     await made.step(10)
     assert made.pings == []
     await made.query("a")
@@ -67,7 +66,6 @@ async def test_pings_go_on_for_the_keep_alive_window_and_stop():
 
 async def test_a_period_that_was_learnt_is_prewarmed_and_nothing_is_pinged_before():
     made = Drivers("lsth")
-    made.add("a")
     for _ in range(7):
         await made.query("a")
         since = made.clock.now
@@ -79,9 +77,7 @@ async def test_a_period_that_was_learnt_is_prewarmed_and_nothing_is_pinged_befor
 
 
 async def test_queries_of_all_drivers_count_together_and_one_pings_for_all():
-    made = Drivers("300")
-    for name in "abc":
-        made.add(name)
+    made = Drivers("300", "abc")
     await made.step(10)
     await made.query("a", "b", "c")
     await made.step(260)
@@ -91,9 +87,7 @@ async def test_queries_of_all_drivers_count_together_and_one_pings_for_all():
 
 
 async def test_the_next_leader_knows_what_the_one_before_had_learnt():
-    made = Drivers("lsth")
-    for name in "ab":
-        made.add(name)
+    made = Drivers("lsth", "ab")
     for _ in range(6):
         await made.query("b")
         await made.step(1800, by=8)
@@ -107,7 +101,7 @@ async def test_the_next_leader_knows_what_the_one_before_had_learnt():
 
 async def test_without_the_store_none_pings_and_each_driver_learns_on():
     made = Drivers("600")
-    one = made.add("a")
+    one = made.running["a"]
     await made.step(3)
     made.coordination.gone = True
     await made.step(20)
@@ -124,7 +118,6 @@ async def test_without_the_store_none_pings_and_each_driver_learns_on():
 async def test_pings_that_fail_are_repeated_in_a_minute_and_end_nothing(caplog):
     with caplog.at_level("WARNING", "serfer.fleet"):
         made = Drivers("3000")
-        made.add("a")
         await made.query("a")
         made.broken = UnavailableError("f was not warmed: throttled")
         since = made.clock.now
@@ -136,28 +129,12 @@ async def test_pings_that_fail_are_repeated_in_a_minute_and_end_nothing(caplog):
 
 async def test_no_more_environments_are_pinged_than_the_concurrency_has():
     made = Drivers("300")
-    one = made.add("a")
+    one = made.running["a"]
     one.in_flight.change(50)
     await made.step(1)
     one.in_flight.change(-50)
     await made.step(290)
     assert [count for _, count in made.pings] == [10]
-
-
-async def test_windows_with_a_bug_leave_the_loop_running_and_their_traceback_is_logged(caplog):
-    class Broken:
-        name = "broken"
-
-        observe = windows = bugs.buggy
-
-    made = Drivers(make=Broken)
-    one = made.add("a")
-    await made.query("a")
-    await made.step(5)
-    assert one.troubles["windows"] >= 1
-    assert made.pings == []
-    await one.close()
-    assert bugs.logged(caplog.records) >= 1
 
 
 def test_short_queries_between_two_looks_are_counted():
@@ -169,7 +146,7 @@ def test_short_queries_between_two_looks_are_counted():
 
 async def test_metrics_tell_of_each_model():
     made = Drivers("300")
-    one = made.add("a")
+    one = made.running["a"]
     await made.query("a")
     await made.step(260)
     result = {

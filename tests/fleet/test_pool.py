@@ -232,9 +232,7 @@ async def test_queries_on_the_functions_are_counted_until_they_end():
         async def close(self):
             self.closed = True
 
-    gate = None
-    gate = asyncio.Event()
-    made, driver = Made(), Driver()
+    gate, made, driver = asyncio.Event(), Made(), Driver()
     counted = made.pool.counted(driver)
     pending = asyncio.create_task(counted.run([], 1, 2.0))
     await asyncio.sleep(0)
@@ -267,11 +265,7 @@ async def test_an_answer_costs_the_share_of_its_instances_type_and_market():
 
 async def test_queries_go_to_the_type_that_answers_first():
     made = two_types()
-    made.net.gate.clear()
-    pending = []
-    for _ in range(30):
-        pending.append(asyncio.create_task(made.ask()))
-        await asyncio.sleep(0)
+    pending = await made.begin(30)
     sent = Counter(url for url, *_ in made.net.requests)
     made.net.gate.set()
     await asyncio.gather(*pending)
@@ -282,19 +276,8 @@ async def test_a_query_that_fails_alone_on_instances_goes_on_to_the_one_that_ans
     made = two_types(overflow=False)
     made.net.fail(A)
     made.net.fail(B)
-    served = await made.ask()
-    answered, asked = served.instance, [url for url, *_ in made.net.requests]
-    assert answered == "c"
-    assert asked == [A, B, "http://c"]
-
-
-def test_serving_instances_are_counted_by_the_type_they_are_listed_as():
-    made = two_types()
-    assert made.pool.serving_by_type == {GPU: 1, SPOT: 1, CPU: 1}
-    assert made.pool.serving == 3
-    made = two_types()
-    made.pool.use(serving({"a": A}, SPOT))
-    assert made.pool.serving_by_type == {SPOT: 1}
+    assert (await made.ask()).instance == "c"
+    assert [url for url, *_ in made.net.requests] == [A, B, "http://c"]
 
 
 SLO_MS = 200.0

@@ -10,8 +10,6 @@ from serfer.fleet.registry import FleetMember
 from tests.fleet.fakes import GPU
 
 SPOT = Purchase("gpu", Market.SPOT)
-SPOT_FIELDS = (SPOT.kind, SPOT.market)
-
 BOOT_S = 10.0
 
 
@@ -58,6 +56,15 @@ def serving_world(count=1, **given):
     world.step(count)
     world.boot()
     return world
+
+
+def adopted(bought, *states):
+    """Return a world whose leader has found instances in these states published."""
+    names = [f"i-{number}" for number, _ in enumerate(states, 1)]
+    pairs = zip(names, states, strict=True)
+    reconciler = Reconciler(BOOT_S, bought)
+    reconciler.adopt([FleetMember(name, None, state, bought.kind, bought.market) for name, state in pairs], 0.0)
+    return World(reconciler)
 
 
 def test_missing_instances_are_started_once_and_serve_when_ready():
@@ -145,14 +152,7 @@ def test_starts_that_bring_no_instance_become_rare():
 
 
 def test_a_new_leader_restores_the_published_state():
-    published = [
-        FleetMember("i-1", "http://i-1", "serving"),
-        FleetMember("i-2", "http://i-2", "serving"),
-        FleetMember("i-3", "http://i-3", "draining"),
-    ]
-    reconciler = Reconciler(BOOT_S, GPU)
-    reconciler.adopt(published, 0.0)
-    world = World(reconciler)
+    world = adopted(GPU, "serving", "serving", "draining")
     world.ready = {"i-1": True, "i-2": True, "i-3": True}
     assert world.step(2) == {"i-1": "serving", "i-2": "serving", "i-3": "draining"}
     world.step(2, 8)
@@ -228,14 +228,6 @@ def test_instances_on_demand_are_never_interrupted():
 
 
 def test_a_new_leader_counts_what_was_lost_meanwhile_once():
-    published = [
-        FleetMember("i-1", "http://i-1", "leaving", *SPOT_FIELDS),
-        FleetMember("i-2", "http://i-2", "serving", *SPOT_FIELDS),
-        FleetMember("i-3", "http://i-3", "draining", *SPOT_FIELDS),
-        FleetMember("i-4", "http://i-4", "booting", *SPOT_FIELDS),
-    ]
-    reconciler = Reconciler(BOOT_S, SPOT)
-    reconciler.adopt(published, 0.0)
-    world = World(reconciler)
+    world = adopted(SPOT, "leaving", "serving", "draining", "booting")
     world.step(0, 3)
     assert world.interrupted == 2

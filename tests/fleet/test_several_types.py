@@ -1,25 +1,16 @@
 """Pools of several types and markets: each has its provisioner, its price, and its place in what policies see."""
 
-import numpy as np
 import pytest
 
 from serfer.control.policies import make_policy
-from serfer.control.policy import (
-    InstanceGroup,
-    InstanceState,
-    Interruption,
-    Observation,
-)
+from serfer.control.policy import InstanceGroup, InstanceState, Interruption, Observation
 from serfer.control.scenario import Market, parse_scenario
 from serfer.core.errors import UnavailableError
-from serfer.fleet.provisioner_url import open_provisioner, specs_by_purchase
 from serfer.fleet.purchase import Purchase
 from serfer.fleet.registry import DriverLoad, FleetMember, FleetState, PoolRegistry
 from serfer_bench.study.policies import NAMES
 from tests.fleet.fakes import GPU, TWO_TYPES, Drivers
-from tests.moto_server import ACCESS, MotoServer
 
-ONE = np.zeros((1, 4, 4, 3), np.uint8)
 CPU, SPOT = Purchase("cpu"), Purchase("gpu", Market.SPOT)
 SCENARIO = parse_scenario(TWO_TYPES)
 PURCHASES = (GPU, SPOT, CPU)
@@ -28,24 +19,20 @@ PURCHASES = (GPU, SPOT, CPU)
 async def test_each_type_and_market_is_started_by_its_own_provisioner_and_stopped_again():
     world = Drivers(SCENARIO, PURCHASES)
     one, policy = world.add_wanting(counts={GPU: 1, SPOT: 2, CPU: 1})
-    await world.step(20)
+    await world.step(8)
+    assert one.pool.serving_by_type == {CPU: 1}  # the others boot for 10 s
+    assert policy.seen[-1].fleet == (
+        InstanceGroup("cpu", Market.ON_DEMAND, InstanceState.SERVING, 1),
+        InstanceGroup("gpu", Market.ON_DEMAND, InstanceState.BOOTING, 1),
+        InstanceGroup("gpu", Market.SPOT, InstanceState.BOOTING, 2),
+    )
+    await world.step(12)
     assert world.there() == {GPU: 1, SPOT: 2, CPU: 1}
     assert one.pool.serving_by_type == {GPU: 1, SPOT: 2, CPU: 1}
     policy.counts = {SPOT: 1}
     await world.step(15)
     assert world.there() == {SPOT: 1}
     assert one.changes == {"started": 4, "stopped": 3}
-
-
-async def test_types_boot_serve_and_are_seen_by_type_market_and_state():
-    world = Drivers(SCENARIO, PURCHASES)
-    one, policy = world.add_wanting(counts={SPOT: 2, CPU: 1})
-    await world.step(8)
-    assert one.pool.serving_by_type == {CPU: 1}
-    assert policy.seen[-1].fleet == (
-        InstanceGroup("cpu", Market.ON_DEMAND, InstanceState.SERVING, 1),
-        InstanceGroup("gpu", Market.SPOT, InstanceState.BOOTING, 2),
-    )
 
 
 async def test_dollars_are_those_of_each_type_and_market():
@@ -61,20 +48,15 @@ async def test_dollars_are_those_of_each_type_and_market():
 
 
 async def test_a_type_without_a_provisioner_is_not_started_and_the_reason_says_so(caplog):
-    with caplog.at_level("INFO", "serfer.fleet"):
-        world = Drivers(SCENARIO)
-        one, policy = world.add_wanting()
-        policy.counts = {GPU: 1, SPOT: 2, CPU: 1}
-        await world.step(3)
-        assert world.there() == {GPU: 1}
-        assert one.status.wanted == 1
+    caplog.set_level("INFO", "serfer.fleet")
+    world = Drivers(SCENARIO)
+    one, _ = world.add_wanting(counts={GPU: 1, SPOT: 2, CPU: 1})
+    await world.step(3)
+    assert world.there() == {GPU: 1}
+    assert one.status.wanted == 1
     (start,) = [record.serfer for record in caplog.records if record.msg == "pool starts instances"]
-    assert start == {
-        "count": 1,
-        "type": "gpu",
-        "wanted": 1,
-        "reason": "the test says so; --instances has nothing for 2 gpu/spot, 1 cpu",
-    }
+    reason = "the test says so; --instances has nothing for 2 gpu/spot, 1 cpu"
+    assert start == {"count": 1, "type": "gpu", "wanted": 1, "reason": reason}
 
 
 async def test_a_provisioner_that_fails_holds_up_no_other_type():
@@ -93,8 +75,7 @@ async def test_a_provisioner_that_fails_holds_up_no_other_type():
 
 async def test_an_interruption_reaches_the_policy_of_every_driver_once():
     world = Drivers(SCENARIO, PURCHASES)
-    (_, first), (_, second) = world.add_wanting("a"), world.add_wanting("b")
-    first.counts = second.counts = {SPOT: 2}
+    (_, first), (_, second) = (world.add_wanting(name, {SPOT: 2}) for name in "ab")
     await world.step(15)
     lost, _ = world.provisioners[SPOT].there
     world.provisioners[SPOT].lose(lost)
@@ -110,16 +91,16 @@ async def test_an_interruption_reaches_the_policy_of_every_driver_once():
 
 async def test_interruptions_count_on_when_another_driver_leads():
     world = Drivers(SCENARIO, PURCHASES)
-    (_, first), (_, second) = world.add_wanting("a"), world.add_wanting("b")
-    first.counts = second.counts = {SPOT: 1}
+    for name in "ab":
+        world.add_wanting(name, {SPOT: 1})
     for number in range(2):
         await world.step(15)
         world.provisioners[SPOT].lose(next(iter(world.provisioners[SPOT].there)))
         await world.step(3)
         if not number:
             del world.running[world.leader]
-    left = {"a": first, "b": second}[next(iter(world.running))]
-    assert left.interruptions == [Interruption("gpu", 1)] * 2
+    [left] = world.running
+    assert world.policies[left].interruptions == [Interruption("gpu", 1)] * 2
 
 
 async def test_an_instance_under_notice_gets_no_more_queries_and_is_reported_as_leaving():
@@ -173,10 +154,7 @@ async def test_a_fleet_that_an_earlier_version_published_is_used_as_the_first_ty
     one, policy = world.add_wanting()
     other = PoolRegistry(world.store.coordination(), "p", "old", world.clock)
     other.exchange(DriverLoad("old"))
-    members = (
-        FleetMember("i-1", "http://i-1", "serving"),
-        FleetMember("i-2", "http://i-2", "serving", "tpu"),
-    )
+    members = (FleetMember("i-1", "http://i-1", "serving"), FleetMember("i-2", "http://i-2", "serving", "tpu"))
     assert other.publish(FleetState("old", members, 2, "", (Interruption("tpu", 1),)))
     await one.tick()
     assert one.pool.serving_by_type == {GPU: 1}
@@ -197,59 +175,3 @@ def test_a_policy_of_one_type_goes_on_from_instances_of_that_type_alone(name):
         plans.append(policy.observe(Observation(1.0, 1.0, 5.0, tuple(fleet))).instances)
     assert plans[0] == plans[1]
     assert plans[2] == plans[3]
-
-
-GROUPS = {SPOT: "shop-spot", CPU: "shop-cpu"}
-
-
-@pytest.fixture
-def moto(monkeypatch):
-    with MotoServer() as server:
-        for name, value in {**ACCESS, "AWS_ENDPOINT_URL": server.url}.items():
-            monkeypatch.setenv(name, value)
-        server.auto_scaling_groups(dict.fromkeys(GROUPS.values(), (0, 4)))
-        yield server
-
-
-class Everywhere:
-    def __contains__(self, _url):
-        return True
-
-
-def ids(moto, bought):
-    with moto.client("autoscaling") as client:
-        [group] = client.describe_auto_scaling_groups(AutoScalingGroupNames=[GROUPS[bought]])["AutoScalingGroups"]
-    return [each["InstanceId"] for each in group["Instances"]]
-
-
-async def test_two_groups_are_one_pool_and_a_spot_instance_that_aws_takes_is_an_interruption(moto):
-    world = Drivers(SCENARIO, [])
-    specs = specs_by_purchase("gpu/spot=ec2:shop-spot,cpu=ec2:shop-cpu", SCENARIO)
-    world.provisioners.update({one: open_provisioner(spec) for one, spec in specs.items()})
-    world.net.up = Everywhere()
-    one, policy = world.add_wanting(counts={SPOT: 2, CPU: 1})
-    await world.step(6)
-    assert one.troubles == {}
-    assert (len(ids(moto, SPOT)), len(ids(moto, CPU))) == (2, 1)
-    assert one.pool.serving_by_type == {SPOT: 2, CPU: 1}
-
-    noticed, taken = ids(moto, SPOT)
-    with moto.client("autoscaling") as client:  # as where EC2's checks say so
-        client.set_instance_health(InstanceId=noticed, HealthStatus="Unhealthy")
-    await world.step(2)
-    assert one.pool.serving_by_type == {SPOT: 1, CPU: 1}
-    leaving = InstanceGroup("gpu", Market.SPOT, InstanceState.LEAVING, 1)
-    assert leaving in policy.seen[-1].fleet
-    assert policy.interruptions == []
-
-    with moto.client("ec2") as ec2:
-        ec2.terminate_instances(InstanceIds=[noticed, taken])  # the group replaces them
-    await world.step(6)
-    assert policy.interruptions == [Interruption("gpu", 2)]
-    assert not {noticed, taken} & {*ids(moto, SPOT)}
-    assert one.pool.serving_by_type == {SPOT: 2, CPU: 1}
-
-    policy.counts = {}
-    await world.step(8)
-    assert ids(moto, SPOT) == ids(moto, CPU) == []
-    await one.close()

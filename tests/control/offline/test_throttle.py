@@ -56,6 +56,13 @@ def grown(to=MOST):
     return world
 
 
+def after(history):
+    world = World()
+    for load, refused in history:
+        world.see(load, refused=refused)
+    return world
+
+
 @given(seen)
 def test_nothing_may_start_above_a_threshold_and_never_more_than_the_most(history):
     world = World()
@@ -72,20 +79,16 @@ def test_nothing_may_start_above_a_threshold_and_never_more_than_the_most(histor
 
 
 @given(seen, st.lists(calm, min_size=5, max_size=5))
-def test_work_resumes_within_five_observations_of_a_load_below_the_thresholds(history, after):
-    world = World()
-    for load, refused in history:
-        world.see(load, refused=refused)
-    for load in after:
+def test_work_resumes_within_five_observations_of_a_load_below_the_thresholds(history, below):
+    world = after(history)
+    for load in below:
         world.see(load)
     assert world.limit >= 1
 
 
 @given(seen)
 def test_beside_a_quiet_service_everything_runs_again_soon(history):
-    world = World()
-    for load, refused in history:
-        world.see(load, refused=refused)
+    world = after(history)
     for _ in range(2 + MOST):
         world.see(QUIET)
     assert world.limit == MOST
@@ -241,17 +244,12 @@ def test_nothing_is_known_before_a_block_of_queries_and_without_queries_now():
     assert service.ratio is None
 
 
-def test_undisturbed_queries_lie_below_their_profile_and_disturbed_ones_above():
+def test_undisturbed_queries_lie_below_their_profile_and_disturbed_ones_above_and_do_not_become_it():
     service = Service()
     service.answers(spread(4 * BLOCK))
     assert service.answers(spread(100)) < 1.0
     assert service.answers(spread(100, 140, 170)) > 1.0
     assert service.answers(spread(100)) < 1.0
-
-
-def test_disturbed_queries_do_not_become_the_profile():
-    service = Service()
-    service.answers(spread(BLOCK))
     assert service.answers(spread(20 * BLOCK, 200, 220)) > 1.8
 
 

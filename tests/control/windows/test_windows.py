@@ -18,7 +18,6 @@ from serfer.control.windows.histograms import (
     IdleHistogram,
     LongShortHistogram,
     LsthOptions,
-    mixed,
 )
 from serfer.control.windows.levels import MOST_LEVELS
 from serfer.control.windows.windows import MOST_S
@@ -114,20 +113,6 @@ def test_lsth_is_the_weighted_sum_of_both_histograms_windows():
     assert far != near
     assert found.prewarm_s == pytest.approx(0.3 * far.prewarm_s + 0.7 * near.prewarm_s)
     assert found.keepalive_s == pytest.approx(0.3 * far.keepalive_s + 0.7 * near.keepalive_s)
-
-
-BOTH = st.builds(Windows, st.floats(0.0, 1e5), st.floats(0.0, 1e5))
-
-
-@given(BOTH, BOTH, st.floats(0.0, 1.0))
-def test_lsth_lies_between_the_windows_of_its_histograms(long, short, gamma):
-    found = mixed(long, short, gamma)
-    for one, far, near in (
-        (found.prewarm_s, long.prewarm_s, short.prewarm_s),
-        (found.keepalive_s, long.keepalive_s, short.keepalive_s),
-        (found.until_s, long.until_s, short.until_s),
-    ):
-        assert min(far, near) - 1e-6 <= one <= max(far, near) + 1e-6
 
 
 def test_lsth_without_an_idle_time_in_the_last_hour_has_the_days_windows():

@@ -10,21 +10,18 @@ from serfer.control.selection.scaling.demand import Demanding, NetworkDemand, to
 from serfer.control.selection.scaling.fleet import FleetScaler
 from serfer.control.selection.scaling.fleet_records import CopySeen, FleetObservation, InstanceSeen, PoolTerms
 from serfer.control.selection.scaling.records import OPTIONS
-from serfer.core.variants import Figure, Objectives, Place, VariantState
-from tests.applications.worlds import variant
+from serfer.core.variants import Objectives, Place, VariantState
+from tests.applications.worlds import on_instance, variant
 
 APP = "faces"
 PRICE = 0.36  # dollars an hour: 1e-4 a second
 BOOT_S = 10.0
 
 
-def on_instance(name, qps, network="net", *, load_ms=1000.0, ms=10.0, kind="gpu", **fields):
-    usd = PRICE / 3600 / qps
-    made = variant(name, network, ms=ms, usd=usd, place=Place.INSTANCE, kind=kind, load_ms=load_ms, **fields)
-    return replace(made, qps=Figure.measured(qps))
-
-
-SLOW, FAST, OTHER = on_instance("slow", 20.0), on_instance("fast", 80.0, batch=8), on_instance("other", 50.0, "net2")
+SLOW, FAST, OTHER = (
+    on_instance(name, qps, network, usd_per_hour=PRICE)
+    for name, qps, network in (("slow", 20.0, "net"), ("fast", 80.0, "net"), ("other", 50.0, "net2"))
+)
 VARIANTS = {(APP, each.name): each for each in (SLOW, FAST, OTHER)}
 
 
@@ -38,9 +35,7 @@ class World:
         self.copies, self.boots = {}, {}
         self.load_slots, self.boot_slots = 2, 3
         self.loading = {}
-        self.states, self.utilised = {}, {}
-        self.demand = {}
-        self.plan = None
+        self.states, self.demand, self.plan = {}, {}, None
         for _ in range(stays):
             self.start()
             self.boots.clear()
@@ -59,22 +54,15 @@ class World:
 
     def seen(self):
         instances = tuple(
-            InstanceSeen(
-                name,
-                "",
-                {}
-                if name in self.boots
-                else {
-                    key: CopySeen(status, self.size_mb, self.states.get((name, key), VariantState.ACTIVE))
-                    for key, status in copies.items()
-                },
-                self.memory_mb,
-                self.utilised.get(name, 0.1),
-                boots=name in self.boots,
-            )
-            for name, copies in self.copies.items()
+            InstanceSeen(name, "", self.copies_seen(name), self.memory_mb, 0.1, boots=name in self.boots)
+            for name in self.copies
         )
         return FleetObservation(self.now, 1.0, instances, VARIANTS, {APP: self.demand}, {"": PRICE}, self.ceiling)
+
+    def copies_seen(self, name):
+        copies = {} if name in self.boots else self.copies[name]
+        states = {key: self.states.get((name, key), VariantState.ACTIVE) for key in copies}
+        return {key: CopySeen(status, self.size_mb, states[key]) for key, status in copies.items()}
 
     def slot(self, check=lambda _world, _seen, _plan: None):
         self.now += 1
@@ -111,17 +99,6 @@ class World:
 
     def loaded(self):
         return sorted(key[1] for copies in self.copies.values() for key, status in copies.items() if status == "loaded")
-
-
-def test_load_starts_an_instance_and_loads_a_variant_and_its_end_stops_it():
-    world = World()
-    world.want(10.0)
-    world.slots(10)
-    assert world.loaded() == ["fast"]
-    assert world.plan.desired[APP, "fast"] == 1
-    world.demand.clear()
-    world.slots(40)
-    assert world.copies == {}
 
 
 def test_more_load_upgrades_in_place_before_another_instance_and_the_old_goes_when_the_new_is_loaded():
@@ -333,17 +310,11 @@ def test_bounds_hold_and_no_copy_goes_that_is_needed_among_those_loaded(
 
 def capacity(seen, qps, gone):
     """Queries a second that loaded copies of a network answer, the fastest at each instance, without those `gone`."""
-    return sum(
-        max(
-            (
-                qps[key]
-                for key, copy in one.copies.items()
-                if key in qps and copy.status == "loaded" and (one.name, key) not in gone
-            ),
-            default=0.0,
-        )
-        for one in seen.instances
-    )
+    total = 0.0
+    for one in seen.instances:
+        loaded = {key for key, copy in one.copies.items() if copy.status == "loaded" and (one.name, key) not in gone}
+        total += max((qps[key] for key in loaded & qps.keys()), default=0.0)
+    return total
 
 
 FUNCTION = variant("function", ms=90.0, usd=1e-5, correct=85)

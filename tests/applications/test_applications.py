@@ -283,21 +283,6 @@ async def test_a_failed_canary_is_used_no_more_while_the_registry_cannot_be_reac
     assert logged.count("canary taken back") == 1
 
 
-@pytest.fixture
-def events(caplog):
-    caplog.set_level("INFO", "serfer.fleet")
-    return lambda: [(record.msg, record.serfer.get("part")) for record in caplog.records if "trouble" in record.msg]
-
-
-async def test_a_registry_that_is_away_is_logged_once_and_when_it_is_back(driver, registry, events):
-    await driver.applications.open()
-    with away(registry):
-        for _ in range(5):
-            await driver.look()
-    await driver.look()
-    assert events() == [("application trouble", "registry"), ("application trouble is over", "registry")]
-
-
 async def test_a_shadow_answers_copies_whose_answers_nobody_gets(driver, registry):
     with_canary(registry, shadow=True)
     await driver.applications.open()

@@ -12,6 +12,7 @@ from serfer.control.canary import Conduct, ConductCounter
 from serfer.control.selection.scaling.demand import NetworkDemand
 from serfer.core.dataclass_codec import unstructure
 from serfer.fleet.registry import Heartbeat
+from serfer.storage.coordination import InterceptedCoordination
 from tests.support.hand_clock import Clock
 
 KEY = "serfer:variants:{faces}"
@@ -61,33 +62,22 @@ def test_each_driver_sees_the_others_until_they_leave(coordination, clock):
     assert kept(coordination) == []
 
 
-class Held:
-    """A coordination whose first write waits until it is let go."""
-
-    def __init__(self, coordination):
-        self._coordination = coordination
-        self.writing, self.let_go = Event(), Event()
-
-    def __getattr__(self, name):
-        return getattr(self._coordination, name)
-
-    def compare_and_set(self, *arguments):
-        if not self.writing.is_set():
-            self.writing.set()
-            self.let_go.wait(30)
-        return self._coordination.compare_and_set(*arguments)
-
-
 def test_a_driver_that_leaves_during_an_exchange_leaves_nothing(coordination, clock):
-    held = Held(coordination)
-    one = Exchange(held, "faces", "one", clock)
+    writing, may_write = Event(), Event()
+
+    def before(operation):
+        if operation == "compare_and_set":
+            writing.set()
+            may_write.wait(30)
+
+    one = Exchange(InterceptedCoordination(coordination, before), "faces", "one", clock)
     with ThreadPoolExecutor(2) as threads:
         exchanging = threads.submit(one.exchange, entry("one"))
-        held.writing.wait(30)
+        assert writing.wait(30)
         leaving = threads.submit(one.leave)
         with pytest.raises(TimeoutError):
             leaving.result(0.05)  # it must not end before the entry is written
-        held.let_go.set()
+        may_write.set()
         exchanging.result(30), leaving.result(30)
     assert kept(coordination) == []
     assert one.exchange(entry("one")) == ()

@@ -211,17 +211,6 @@ class Slow(Wants):
         return super().observe(seen)
 
 
-async def test_queries_go_on_while_the_policy_thinks():
-    drivers, policy = Drivers(), Slow()
-    drivers.add("a", policy)
-    ticking = asyncio.create_task(drivers.step())
-    for _ in range(1000):  # turns of the loop, in which queries would be answered
-        await asyncio.sleep(0)
-    policy.may_decide.set()
-    await ticking
-    assert len(policy.rates) == 1
-
-
 def test_drivers_that_were_not_seen_for_an_hour_are_forgotten_and_none_is_paid_for_twice():
     paid = _Paid()
     assert paid.since(PoolView((DriverLoad("a", paid_usd=5.0, hour_usd=2.0),)), 0.0) == 2.0

@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections import Counter
+from unittest.mock import AsyncMock
 
 import numpy as np
 import pytest
@@ -221,18 +222,12 @@ async def test_a_cancelled_query_leaves_no_trace():
 
 
 async def test_queries_on_the_functions_are_counted_until_they_end():
-    class Driver:
-        closed = False
+    async def run(crops, batch, deadline_s, _):
+        assert (crops, batch, deadline_s) == ([], 1, 2.0)
+        await gate.wait()
+        raise DeadlineError("late")
 
-        async def run(self, crops, batch, deadline_s, _):
-            assert (crops, batch, deadline_s) == ([], 1, 2.0)
-            await gate.wait()
-            raise DeadlineError("late")
-
-        async def close(self):
-            self.closed = True
-
-    gate, made, driver = asyncio.Event(), Made(), Driver()
+    gate, made, driver = asyncio.Event(), Made(), AsyncMock(run=run)
     counted = made.pool.counted(driver)
     pending = asyncio.create_task(counted.run([], 1, 2.0))
     await asyncio.sleep(0)
@@ -242,7 +237,7 @@ async def test_queries_on_the_functions_are_counted_until_they_end():
         await pending
     assert made.pool.take_stats().in_flight == 0
     await counted.close()
-    assert driver.closed
+    driver.close.assert_awaited_once()
 
 
 CPU, SPOT = Purchase("cpu"), Purchase("gpu", Market.SPOT)

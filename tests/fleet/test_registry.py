@@ -25,6 +25,7 @@ from serfer.fleet.registry import (
 )
 from serfer.storage.coordination import InterceptedCoordination
 from serfer.storage.memory import MemoryStore
+from tests.fleet.fakes import FailingCoordination
 from tests.support.hand_clock import Clock
 
 FLEET = FleetState(
@@ -166,28 +167,6 @@ def test_more_drivers_than_the_record_holds_lead_to_no_error(key):
     assert tick(PoolRegistry(coordination, key, "x", clock)).rate == MAX_DRIVERS
 
 
-def test_drivers_that_come_and_go_see_one_another_at_their_next_look(key):
-    clock = Clock()
-    coordination = MemoryStore(clock).coordination()
-    chances = random.Random(7)  # noqa: S311 - no secret
-    pool, names = [], iter(range(10_000))
-    for _ in range(100):
-        clock.now += 1
-        if pool and chances.random() < 0.3:
-            leaving = pool.pop(chances.randrange(len(pool)))
-            if chances.random() < 0.5:
-                leaving.leave()
-        come = chances.choice([0, 0, 0, 1, 3])
-        pool += [PoolRegistry(coordination, key, f"d{next(names)}", clock) for _ in range(come)]
-        pool = pool[:20]
-        for registry in pool:
-            tick(registry)
-        if chances.random() < 0.2:  # all have written: now all must be seen
-            present = {registry.driver for registry in pool}
-            for registry in pool:
-                assert present - {registry.driver} <= {load.driver for load in tick(registry).others}
-
-
 @pytest.mark.parametrize("count", [1, 2, 5, 30])
 def test_a_driver_sends_the_store_as_many_requests_as_are_priced(key, count):
     clock, requests, seconds = Clock(), [], 20
@@ -248,14 +227,8 @@ def test_a_valid_lease_is_respected_and_an_invalid_one_taken_over(key, lease, is
 @pytest.mark.parametrize(
     "value",
     [
-        b"",
-        b"\xff",
-        b"[" * 100_000,
-        b"[]",
-        b"7" * 5000,
-        b'{"drivers": 7, "lease": 7, "fleet": 7}',
-        b'{"drivers": []}',
-        b" " * 2_000_000,
+        *(b"", b"\xff", b"[" * 100_000, b"[]", b"7" * 5000, b" " * 2_000_000),
+        *(b'{"drivers": 7, "lease": 7, "fleet": 7}', b'{"drivers": []}'),
     ],
 )
 def test_an_invalid_record_is_replaced(key, value):
@@ -267,16 +240,17 @@ def test_an_invalid_record_is_replaced(key, value):
     assert tick(other).rate == 2
 
 
+WRONG_MEMBERS = [
+    *({"url": "file:///etc/passwd"}, {"name": "a b"}, {"state": "flying"}),
+    *({"kind": "x" * 65}, {"kind": "a\nb"}, {"market": "stolen"}),
+]
+
+
 @pytest.mark.parametrize(
     "change",
     [
-        {"members": [{"name": "a", "url": "file:///etc/passwd", "state": "serving"}]},
-        {"members": [{"name": "a b", "url": None, "state": "serving"}]},
+        *({"members": [{"name": "a", "url": None, "state": "serving", **wrong}]} for wrong in WRONG_MEMBERS),
         {"members": [{"name": "a", "url": None, "state": "serving"}] * 300},
-        {"members": [{"name": "a", "url": None, "state": "flying"}]},
-        {"members": [{"name": "a", "url": None, "state": "serving", "kind": "x" * 65}]},
-        {"members": [{"name": "a", "url": None, "state": "serving", "kind": "a\nb"}]},
-        {"members": [{"name": "a", "url": None, "state": "serving", "kind": "gpu", "market": "stolen"}]},
         {"interruptions": [{"kind": "gpu", "count": -1}]},
         {"interruptions": [{"kind": "gpu", "count": 10**13}]},
         {"interruptions": [{"kind": "gpu", "count": 1}] * 17},
@@ -417,17 +391,12 @@ def test_a_renewal_whose_response_was_lost_is_repeated(key):
 
 
 def test_without_a_store_a_leader_leads_as_long_as_its_lease(key):
-    gone = []
-
-    def fail(_):
-        if gone:
-            raise StoreUnavailableError("gone")
-
     clock = Clock()
-    driver = PoolRegistry(InterceptedCoordination(MemoryStore(clock).coordination(), fail), key, "a", clock)
+    coordination = FailingCoordination(MemoryStore(clock))
+    driver = PoolRegistry(coordination, key, "a", clock)
     tick(driver)
     assert driver.leads
-    gone.append(True)
+    coordination.gone = True
     clock.now += LEASE_S - 0.5
     with pytest.raises(StoreUnavailableError):
         tick(driver)

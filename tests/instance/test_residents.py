@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -94,6 +95,18 @@ async def until(condition):
             await asyncio.sleep(0)
 
 
+@asynccontextmanager
+async def computing(residents, loader, name="a"):
+    """Have a network that is loaded compute a query until the block ends."""
+    network = loader.networks[name]
+    before = len(network.sizes)
+    with network.held():
+        query = ask(residents, name)
+        await until(lambda: len(network.sizes) > before)
+        yield
+    await query
+
+
 async def end(residents, names):
     for name in names:
         await residents[name].close()
@@ -138,17 +151,14 @@ async def test_the_least_recently_used_network_goes_when_another_needs_room(resi
 async def test_a_network_that_computes_stays_and_the_next_waits_until_it_rests(residents_of, loader):
     residents = residents_of("ab", SIZE)
     await ask(residents, "a")
-    with loader.networks["a"].held():
-        busy = ask(residents, "a")
-        await asyncio.to_thread(loader.networks["a"].wait)
-        await asyncio.to_thread(loader.networks["a"].wait)
+    async with computing(residents, loader):
         waits = ask(residents, "b")
         await until(lambda: residents["b"].engine.waiting == 1)
         assert status(residents) == {"a": "loaded", "b": "unloaded"}
         with pytest.raises(DeadlineError):
             await ask(residents, "b", deadline_s=0.05)
         assert not waits.done()
-    await asyncio.gather(busy, waits)
+    await waits
     states = status(residents)
     await end(residents, "ab")
     assert states == {"a": "unloaded", "b": "loaded"}
@@ -157,15 +167,11 @@ async def test_a_network_that_computes_stays_and_the_next_waits_until_it_rests(r
 async def test_nothing_is_unloaded_for_a_query_that_has_gone(residents_of, loader):
     residents = residents_of("ab", SIZE)
     await ask(residents, "a")
-    with loader.networks["a"].held():
-        busy = ask(residents, "a")
-        await asyncio.to_thread(loader.networks["a"].wait)
-        await asyncio.to_thread(loader.networks["a"].wait)
+    async with computing(residents, loader):
         gone = ask(residents, "b")
         await until(lambda: residents["b"].engine.waiting == 1)
         gone.cancel()
         await until(lambda: residents["b"].bringing is None)
-    await busy
     states = status(residents)
     await end(residents, "ab")
     assert states == {"a": "loaded", "b": "unloaded"}
@@ -245,13 +251,10 @@ async def test_networks_are_loaded_and_unloaded_on_request_but_none_that_has_que
     residents = residents_of("ab", SIZE)
     await residents.load("a", LONG)
     assert status(residents) == {"a": "loaded", "b": "unloaded"}
-    with loader.networks["a"].held():
-        busy = ask(residents, "a")
-        await asyncio.to_thread(loader.networks["a"].wait)
+    async with computing(residents, loader):
         assert not await residents.unload("a")
         with pytest.raises(OverloadedError, match="there was no room for b"):
             await residents.load("b", 0.05)
-    await busy
     await until(lambda: residents["b"].bringing is None)
     assert await residents.unload("a")
     assert await residents.unload("a")
@@ -272,13 +275,10 @@ async def test_the_device_computes_what_is_due_first_whichever_network_it_is_for
         await ask(residents, name, deadline_s=deadline_s)
         order.append((name, deadline_s))
 
-    with loader.networks["a"].held():
-        first = ask(residents, "a")
-        await asyncio.to_thread(loader.networks["a"].wait)
-        await asyncio.to_thread(loader.networks["a"].wait)
+    async with computing(residents, loader):
         waiting = [asyncio.ensure_future(noted(*each)) for each in (("a", 50.0), ("b", 40.0))]
         await until(lambda: residents["a"].engine.waiting == residents["b"].engine.waiting == 1)
-    await asyncio.gather(first, *waiting)
+    await asyncio.gather(*waiting)
     await end(residents, "ab")
     assert order == [("b", 40.0), ("a", 50.0)]
 
@@ -289,9 +289,7 @@ async def test_another_networks_queries_count_for_the_predicted_deadline(loader,
         slow = replace(measured(name), profile=replace(QUICK, batches=((1, 10_000.0), (8, 10_000.0))))
         residents.add(name, slow, None, 0.0)
     await asyncio.gather(residents.load("a", LONG), residents.load("b", LONG))
-    with loader.networks["a"].held():
-        first = ask(residents, "a")
-        await asyncio.to_thread(loader.networks["a"].wait)
+    async with computing(residents, loader):
         waiting = [ask(residents, "a", deadline_s=25.0), ask(residents, "b")]
         await until(lambda: residents["a"].engine.waiting == residents["b"].engine.waiting == 1)
         with pytest.raises(OverloadedError):  # a's running batch, a's query, which is due before, and its own: 30 s
@@ -299,7 +297,7 @@ async def test_another_networks_queries_count_for_the_predicted_deadline(loader,
         waiting.append(ask(residents, "b", deadline_s=24.0))  # this one is due before a's: 20 s
         await until(lambda: waiting[-1].done() or residents["b"].engine.waiting == 2)
         assert not waiting[-1].done()
-    await asyncio.gather(first, *waiting, return_exceptions=True)
+    await asyncio.gather(*waiting, return_exceptions=True)
     await end(residents, "ab")
 
 
@@ -307,14 +305,12 @@ async def test_images_that_wait_are_bounded_over_all_networks(residents_of, load
     residents = residents_of("ab", 100)
     residents.device.most_held = 3 * batch().nbytes
     await asyncio.gather(residents.load("a", LONG), residents.load("b", LONG))
-    with loader.networks["a"].held():
-        first = ask(residents, "a")
-        await asyncio.to_thread(loader.networks["a"].wait)
+    async with computing(residents, loader):
         waiting = [ask(residents, "a", batch(2)), ask(residents, "b")]
         await until(lambda: residents.device.held_bytes == residents.device.most_held)
         with pytest.raises(OverloadedError, match="all the memory"):
             await ask(residents, "b")
-    await asyncio.gather(first, *waiting)
+    await asyncio.gather(*waiting)
     await end(residents, "ab")
 
 

@@ -175,13 +175,8 @@ def test_a_plan_directory_comes_back_whole(registry, plan, tmp_path):
     back = registry.directory(digest, tmp_path / "cache")
     assert load_plan(back) == small_plan()
     check_artefacts(load_plan(back), back)
-    assert {path.name for path in back.iterdir()} == {
-        "explanation.json",
-        "plan.json",
-        "unsplit.onnx",
-        "stage-0",
-        "stage-1",
-    }
+    files = {"explanation.json", "plan.json", "unsplit.onnx", "stage-0", "stage-1"}
+    assert {path.name for path in back.iterdir()} == files
     assert registry.directory(digest, tmp_path / "cache") == back
     assert registry.put_directory(plan) == digest
 
@@ -220,23 +215,19 @@ def test_files_that_two_directories_share_are_kept_once(registry, plan):
     assert len(new) == 3  # plan.json, explanation.json and the manifest
 
 
+def link(path, target):
+    path.rename(target)
+    path.symlink_to(target)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         (lambda plan: (plan / "stage-0" / "a.onnx").write_bytes(b"graph b"), "altered"),
         (lambda plan: (plan / "stage-0" / "a.onnx").unlink(), "cannot be kept"),
         (lambda plan: (plan / "plan.json").unlink(), "not a plan directory"),
-        (
-            lambda plan: (
-                (plan / "stage-0" / "a.onnx").rename(plan / "x"),
-                (plan / "stage-0" / "a.onnx").symlink_to(plan / "x"),
-            ),
-            "behind a link",
-        ),
-        (
-            lambda plan: ((plan / "stage-0").rename(plan / "x"), (plan / "stage-0").symlink_to(plan / "x")),
-            "behind a link",
-        ),
+        (lambda plan: link(plan / "stage-0" / "a.onnx", plan / "x"), "behind a link"),
+        (lambda plan: link(plan / "stage-0", plan / "x"), "behind a link"),
     ],
 )
 def test_a_directory_that_is_not_whole_or_has_links_is_refused(registry, plan, change, words):

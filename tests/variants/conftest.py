@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from serfer.registry import open_registry
 from serfer.settings import Settings
 from tests.variants.digits import write_digits
 
@@ -23,6 +24,11 @@ def files(tmp_path_factory):
 @pytest.fixture
 def settings(tmp_path):
     return Settings(cache_dir=tmp_path / "cache")
+
+
+@pytest.fixture
+def kept(tmp_path):
+    return lambda: open_registry(str(tmp_path / "registry"))
 
 
 def given(files, size, app="digits", validation=None):

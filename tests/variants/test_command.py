@@ -5,15 +5,9 @@ import pytest
 from serfer.cli.main import app
 from serfer.cli.shared.terminal import _exit_code, _Interrupt
 from serfer.core.variants import Place, Source
-from serfer.registry import open_registry
 from serfer.registry.registration import Registrations, RegistrationState
 from tests.variants.conftest import given
 from tests.variants.digits import trained  # noqa: F401 - trained once for the module
-
-
-@pytest.fixture
-def kept(tmp_path):
-    return lambda: open_registry(str(tmp_path / "registry"))
 
 
 def test_a_network_is_registered_with_its_plans_and_measured_and_predicted_figures(start, kept, tmp_path):

@@ -16,9 +16,10 @@ from serfer.cli.shared.terminal import _exit_code, _Interrupt
 from serfer.core.errors import ImageError, InputError, ModelError, PlanError, UsageError
 from serfer.core.exactness import relative_error
 from serfer.core.variants import Accuracy, Place
+from serfer.images import Recipe
 from serfer.instance.network import Hardware, open_network
+from serfer.pipeline.labelled.labels import read_labelled
 from serfer.plan_directory import check_artefacts, load_plan
-from serfer.registry import open_registry
 from serfer.splitter.network.description import read_labels, read_preprocess
 from serfer.splitter.profiling import measured_part
 from serfer.variants import making
@@ -53,11 +54,6 @@ def register(files, settings, tmp_path):
 
 
 @pytest.fixture
-def kept(tmp_path):
-    return lambda: open_registry(str(tmp_path / "registry"))
-
-
-@pytest.fixture
 def validation(files, tmp_path):
     return shutil.copytree(files.validation, tmp_path / "validation")
 
@@ -86,13 +82,6 @@ def test_unknown_labels_are_refused_and_nothing_is_registered(register, validati
     with pytest.raises(InputError, match="'sieben': it knows 'zero', 'one', 'two' and 7 more"):
         register(validation=validation)
     assert kept().applications() == []
-
-
-@pytest.mark.usefixtures("measured")
-def test_other_labels_are_refused(register):
-    register(most=2)
-    with pytest.raises(InputError, match=r"small names its classes in another way, application digits has 10"):
-        register(labels=tuple(reversed(LABELS)))
 
 
 @pytest.mark.usefixtures("measured")
@@ -242,12 +231,12 @@ def test_what_is_in_8_bits_is_measured_again_on_a_processor_of_another_kind(regi
 
 
 def test_what_loses_more_than_allowed_or_is_not_faster_is_left_out():
-    whole = figures({1: 2.0, 4: 6.0})
-    assert why_not(InstanceMeasurement("int8", "a", "p", figures({1: 1.0, 4: 3.0}, 89)), whole, 0.01) == ""
-    assert "loses 10.00%" in why_not(InstanceMeasurement("int8", "a", "p", figures({1: 1.0}, 80)), whole, 0.01)
-    assert "not faster on cpu" in why_not(
-        InstanceMeasurement("int8", "a", "p", figures({1: 1.99, 4: 6.1})), whole, 0.01
-    )
+    def why(*measured):
+        return why_not(InstanceMeasurement("int8", "a", "p", figures(*measured)), figures({1: 2.0, 4: 6.0}), 0.01)
+
+    assert why({1: 1.0, 4: 3.0}, 89) == ""
+    assert "loses 10.00%" in why({1: 1.0}, 80)
+    assert "not faster on cpu" in why({1: 1.99, 4: 6.1})
 
 
 def test_a_busy_machine_is_remarked_on():
@@ -287,9 +276,6 @@ def test_calibration_images_are_few_and_of_all_classes_and_none_of_a_small_set()
 
 
 def test_accuracy_and_calibration_share_no_image(files, plan, tmp_path, settings):
-    from serfer.images import Recipe  # noqa: PLC0415
-    from serfer.pipeline.labelled.labels import read_labelled  # noqa: PLC0415
-
     whole = load_plan(plan)
     images = read_labelled(files.validation, whole)
     written = write_images(images, Recipe(whole.preprocess, whole.input, settings.image_limits()), tmp_path)
@@ -302,8 +288,6 @@ def test_accuracy_and_calibration_share_no_image(files, plan, tmp_path, settings
 
 
 def test_a_plan_in_8_bits_is_sealed_served_and_refused_where_it_is_not_there(plan, tmp_path):
-    import numpy as np  # noqa: PLC0415
-
     (tmp_path / "images").mkdir()
     np.save(tmp_path / "images/pixels.npy", digits().held_out[:32, ..., None])
     np.save(tmp_path / "images/labels.npy", digits().held_out_labels[:32])

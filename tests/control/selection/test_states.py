@@ -80,12 +80,6 @@ def test_the_same_signals_again_change_no_state(before, seen):
     assert next_state(after, seen) == after
 
 
-@given(seen=SIGNALS)
-def test_an_overloaded_or_interfered_variant_is_loaded(seen):
-    state = next_state(ACTIVE, seen)
-    assert seen.warm or state == INACTIVE
-
-
 @given(st.lists(SIGNALS, max_size=8))
 def test_what_a_place_admits_stays_within_bounds(signals):
     tracker = StateTracker()

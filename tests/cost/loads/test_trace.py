@@ -98,27 +98,21 @@ def test_a_file_is_bounded_before_it_is_decoded(tmp_path, monkeypatch):
         read_trace(tmp_path / "nothing.csv")
 
 
-def test_scaling_s_puts_break_even_at_the_median_nonzero_rate():
+def test_scaling_puts_break_even_at_the_median_nonzero_rate_or_makes_the_mean_one_instances_qps():
     load, world = trace([1] * 5, [0, 0, 1, 4, 9]), scenario()
     scaled = load.scaled(scale_factor("S", load, world))
     assert np.median(scaled.rates[scaled.rates > 0]) == pytest.approx(0.526 / 3600 / 4e-5)
-
-
-def test_scaling_m_makes_the_mean_one_instances_qps():
-    load, world = trace([10, 1], [0, 4]), scenario()
     assert load.scaled(scale_factor("M", load, world)).mean == pytest.approx(60)
+    assert scale_factor("none", trace([1], [0]), world) == 1
 
 
-@pytest.mark.parametrize("scale", ["s", "0", "-1", "nan", "inf", "x"])
-def test_an_unknown_scale_is_refused(scale):
-    with pytest.raises(UsageError, match="--scale"):
-        scale_factor(scale, trace([1], [1]), scenario())
-
-
-def test_an_empty_load_cannot_be_scaled():
-    with pytest.raises(UsageError, match="--scale none"):
-        scale_factor("S", trace([1], [0]), scenario())
-    assert scale_factor("none", trace([1], [0]), scenario()) == 1
+@pytest.mark.parametrize(
+    ("scale", "rate", "words"),
+    [*((scale, 1, "--scale") for scale in ("s", "0", "-1", "nan", "inf", "x")), ("S", 0, "--scale none")],
+)
+def test_an_unknown_scale_and_an_empty_load_are_refused(scale, rate, words):
+    with pytest.raises(UsageError, match=words):
+        scale_factor(scale, trace([1], [rate]), scenario())
 
 
 @given(

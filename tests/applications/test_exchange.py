@@ -19,11 +19,6 @@ KEY = "serfer:variants:{faces}"
 
 
 @pytest.fixture
-def clock():
-    return Clock()
-
-
-@pytest.fixture
 def coordination(store):
     return store.coordination()
 
@@ -45,8 +40,8 @@ def kept(coordination):
     return json.loads(found.value)["drivers"] if found else []
 
 
-def test_each_driver_sees_the_others_until_they_leave(coordination, clock):
-    one, two = (Exchange(coordination, "faces", name, clock) for name in ("one", "two"))
+def test_each_driver_sees_the_others_until_they_leave(coordination):
+    one, two = (Exchange(coordination, "faces", name, Clock()) for name in ("one", "two"))
     assert one.exchange(entry("one")) == ()
     [seen] = two.exchange(entry("two"))
     assert (seen.driver, seen.variants["cheap"].in_flight, seen.live.queries) == ("one", 3, 1)
@@ -62,7 +57,7 @@ def test_each_driver_sees_the_others_until_they_leave(coordination, clock):
     assert kept(coordination) == []
 
 
-def test_a_driver_that_leaves_during_an_exchange_leaves_nothing(coordination, clock):
+def test_a_driver_that_leaves_during_an_exchange_leaves_nothing(coordination):
     writing, may_write = Event(), Event()
 
     def before(operation):
@@ -70,7 +65,7 @@ def test_a_driver_that_leaves_during_an_exchange_leaves_nothing(coordination, cl
             writing.set()
             may_write.wait(30)
 
-    one = Exchange(InterceptedCoordination(coordination, before), "faces", "one", clock)
+    one = Exchange(InterceptedCoordination(coordination, before), "faces", "one", Clock())
     with ThreadPoolExecutor(2) as threads:
         exchanging = threads.submit(one.exchange, entry("one"))
         assert writing.wait(30)
@@ -93,8 +88,8 @@ def test_a_driver_that_leaves_during_an_exchange_leaves_nothing(coordination, cl
         record(entry("x", scaled=ScalingDecision({f"v{number}": 1 for number in range(1001)}))),
     ],
 )
-def test_a_record_that_is_not_sound_is_replaced(coordination, clock, value):
+def test_a_record_that_is_not_sound_is_replaced(coordination, value):
     assert coordination.compare_and_set(KEY, None, value, 60.0)
-    one = Exchange(coordination, "faces", "one", clock)
+    one = Exchange(coordination, "faces", "one", Clock())
     assert one.exchange(entry("one")) == ()
     assert len(kept(coordination)) == 1

@@ -1,7 +1,5 @@
 """The default policy keeps the plain rule's guarantee for any load, and learns from past bursts."""
 
-from __future__ import annotations
-
 import math
 from itertools import cycle
 
@@ -145,26 +143,20 @@ class Rule:
         pass
 
 
-def run(world, load, *, fading=1.0):
-    rules, work_function = ExpertRules(world), WorkFunction(world.instance.boot_s)
-    rules.grow(LEVELS)
-    work_function.grow(LEVELS)
-    on = []
-    for seconds, rate in steps(load, 5.0):
-        units = lambda_units(world, rate, LEVELS)
-        work_function.advance((1.0 - units) * seconds)
-        rules.pass_time(seconds, units, fading, np.array(work_function.on))
-        on.append(rules.on.sum(axis=0).tolist())
-    return rules, on
-
-
 @settings(derandomize=True, max_examples=6)
 @given(load=rows(LEVELS * QPS, most_s=400), boot_s=st.just(BOOT_S))
 @example([(50, QPS), (85, 0.0), (5, QPS / 2), (260, 0.0), (5, QPS / 2)], BOOT_S)  # load again, soon after a stop
 @example([(50, QPS), (50, 0.0)], 0.0)
 def test_each_rule_costs_the_same_as_alone(load, boot_s):
     world = scenario(13.0, boot_s=boot_s)
-    rules, on = run(world, load)
+    rules, work_function, on = ExpertRules(world), WorkFunction(boot_s), []
+    rules.grow(LEVELS)
+    work_function.grow(LEVELS)
+    for seconds, rate in steps(load, 5.0):
+        units = lambda_units(world, rate, LEVELS)
+        work_function.advance((1.0 - units) * seconds)
+        rules.pass_time(seconds, units, 1.0, np.array(work_function.on))
+        on.append(rules.on.sum(axis=0).tolist())
     for number, sizes in enumerate(SIZES):
         rule = SkiRental(world) if number == PLAIN else Rule(world, *sizes)
         alone = with_boots(world, rule, load, 5.0)
@@ -236,8 +228,7 @@ class Account:
         for level, on in enumerate(self.on):
             booting = min(self.boot[level], seconds) if on else 0.0
             self.boot[level] -= booting
-            second = seconds - booting + min(units[level], 1.0) * booting if on else units[level] * seconds
-            self.paid += second
+            self.paid += seconds - booting + min(units[level], 1.0) * booting if on else units[level] * seconds
         self.budget.pass_time(seconds, units)
         chosen = self.budget.choose(prediction(self.budget.plain.copy()), until_next or seconds)
         started, stopped = chosen & ~self.on, self.on & ~chosen

@@ -1,7 +1,5 @@
 """The ceiling holds in every hour, wherever it begins, and all of it can be spent."""
 
-from __future__ import annotations
-
 import math
 from copy import deepcopy
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """One queue in virtual time: admitted queries are in time, late ones are not computed, and windows do not pay."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field
 

@@ -32,7 +32,6 @@ def test_instances_cover_the_peak_of_the_last_hour(load):
         assert policy.observe(seen(seconds, rate)).total == max(1, -(-peak // QPS))
 
 
-@settings(derandomize=True, max_examples=40)
 @given(st.integers(1, 50), st.floats(0.01, 500.0), st.lists(st.floats(0.0, 1.0), max_size=4))
 def test_resumed_instances_are_kept_for_an_hour(instances, qps, shares):
     policy = Instances(scenario(qps=qps))

@@ -51,7 +51,6 @@ def test_a_shorter_queue_is_never_predicted_to_answer_later(one, other, images):
 
 @given(SEATS, st.integers(0, 10), st.integers(1, 100), st.booleans())
 @example(endpoints=[Endpoint("i-0", 24), Endpoint("i-1", 32)], in_flight=0, images=5, overflow=False)
-@settings(derandomize=True, max_examples=40)
 def test_an_instance_is_the_first_target_exactly_if_one_is_in_time(endpoints, in_flight, images, overflow):
     made = router(overflow=overflow)
     decision = made.route(0.0, endpoints, in_flight, images)
@@ -67,7 +66,6 @@ def test_an_instance_is_the_first_target_exactly_if_one_is_in_time(endpoints, in
 
 
 @given(SEATS, st.integers(0, 10), st.integers(1, 100))
-@settings(derandomize=True, max_examples=40)
 def test_lambda_serves_queries_that_would_be_late_up_to_its_concurrency(endpoints, in_flight, images):
     made = router()
     decision = made.route(0.0, endpoints, in_flight, images)
@@ -83,7 +81,6 @@ def test_lambda_serves_queries_that_would_be_late_up_to_its_concurrency(endpoint
 
 
 @given(SEATS, st.integers(0, 10), st.sampled_from([math.inf, 0.0]))
-@settings(derandomize=True, max_examples=40)
 def test_without_overflow_lambda_is_never_a_target(endpoints, in_flight, ceiling):
     made = router(overflow=False, ceiling=ceiling)
     decision = made.route(0.0, endpoints, in_flight)
@@ -93,7 +90,6 @@ def test_without_overflow_lambda_is_never_a_target(endpoints, in_flight, ceiling
 
 
 @given(st.integers(0, 200), st.integers(1, 100), st.integers(0, 50))
-@settings(derandomize=True, max_examples=40)
 def test_predicted_waits_are_those_of_full_batches(waiting, images, more):
     kind, wait_ms = WORLD.instance, router().wait_ms(waiting, images)
     whole, rest = divmod(waiting + images, kind.max_batch)

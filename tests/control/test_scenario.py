@@ -4,7 +4,7 @@ import tomllib
 from itertools import accumulate
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from serfer.control.batching import Profile
@@ -65,7 +65,6 @@ def test_instance_type_has_prices_and_batch_times():
 
 
 @given(st.lists(st.floats(1.0, 50.0), min_size=1, max_size=6), st.integers(1, 200))
-@settings(derandomize=True, max_examples=40)
 def test_batch_times_are_monotonic_if_the_measurements_are(growth, images):
     times = [sum(growth[: number + 1]) for number in range(len(growth))]
     kind = InstanceType("x", 1, 0, 1, 0, 1, tuple((2**number, ms) for number, ms in enumerate(times)))

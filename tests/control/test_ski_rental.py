@@ -1,7 +1,5 @@
 """The plain rule costs at most 3 - 2/c times the best schedule, and the bound is tight."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

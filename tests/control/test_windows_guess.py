@@ -1,7 +1,5 @@
 """The computed actions are the cheapest of all, and equal those with known burst times."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np
@@ -222,7 +220,6 @@ def counted(lengths):
     return histogram.shares()
 
 
-@settings(derandomize=True, max_examples=40)
 @given(SEEN)
 def test_shares_lie_between_zero_and_one_and_sum_to_one_within_the_clock(lengths):
     shares = counted(lengths)
@@ -254,7 +251,6 @@ def test_recent_lengths_weigh_more_and_older_ones_still_count():
     assert 0.5 < shares[8:13].sum() < 0.9
 
 
-@settings(derandomize=True, max_examples=40)
 @given(SEEN, SEEN)
 def test_hazards_lie_between_zero_and_one(bursts, gaps):
     for chances in hazards(counted(bursts), counted(gaps)):
@@ -262,7 +258,6 @@ def test_hazards_lie_between_zero_and_one(bursts, gaps):
         assert ((chances >= 0) & (chances <= 1)).all()
 
 
-@settings(derandomize=True, max_examples=40)
 @given(st.integers(0, MOST - 2), st.integers(1, MOST - 1))
 def test_a_constant_length_is_certain_at_its_tick_and_impossible_before(burst, more):
     gap = min(burst + more, MOST - 1)

@@ -64,18 +64,6 @@ async def test_pings_go_on_for_the_keep_alive_window_and_stop():
     assert made.running["a"].pings == 2
 
 
-async def test_a_period_that_was_learnt_is_prewarmed_and_nothing_is_pinged_before():
-    made = Drivers("lsth")
-    for _ in range(7):
-        await made.query("a")
-        since = made.clock.now
-        await made.step(3600, by=8)
-    first, *more = made.sent(since)
-    assert 0.85 * 3600 < first < 3600
-    assert len(more) <= 2
-    assert len([now for now, _ in made.pings if now < 3600]) >= 14  # nothing is known: four hours are kept
-
-
 async def test_queries_of_all_drivers_count_together_and_one_pings_for_all():
     made = Drivers("300", "abc")
     await made.step(10)

@@ -1,6 +1,7 @@
 """The engine: queries that wait together are computed together, and nothing is computed in vain."""
 
 import asyncio
+from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
@@ -19,6 +20,16 @@ def ask(engine, images, deadline_s=LONG):
     return asyncio.ensure_future(engine.run(images, deadline_s, NO_CONTEXT))
 
 
+@asynccontextmanager
+async def computing(engine, network):
+    """Have the engine compute an image, alone, until the block ends."""
+    with network.held():
+        first = ask(engine, batch())
+        await asyncio.to_thread(network.wait)
+        yield
+    assert (await first).batch == 1
+
+
 async def queued(engine, images):
     """Wait until so many images wait; pixels are normalised in a thread first."""
     async with asyncio.timeout(PATIENCE):
@@ -26,28 +37,13 @@ async def queued(engine, images):
             await asyncio.sleep(0)
 
 
-async def first_of(engine, network):
-    """Have the engine compute an image, and return the query when it does."""
-    first = ask(engine, batch())
-    await asyncio.to_thread(network.wait)
-    return first
-
-
-def test_queries_that_arrive_during_a_batch_form_the_next(engine_of, network, whole):
-    batches = [batch(1, seed) for seed in range(10)]
-
-    async def main():
-        engine = engine_of()
-        with network.held():
-            first = await first_of(engine, network)
-            others = [ask(engine, images) for images in batches]
-            await queued(engine, 10)
-        served = await asyncio.gather(*others)
-        assert (await first).batch == 1
-        await engine.close()
-        return engine, served
-
-    engine, served = asyncio.run(main())
+async def test_queries_that_arrive_during_a_batch_form_the_next(engine_of, network, whole):
+    engine, batches = engine_of(), [batch(1, seed) for seed in range(10)]
+    async with computing(engine, network):
+        others = [ask(engine, images) for images in batches]
+        await queued(engine, 10)
+    served = await asyncio.gather(*others)
+    await engine.close()
     assert network.sizes == [1, 8, 2]
     assert [one.batch for one in served] == [8] * 8 + [2] * 2
     assert all(one.computed_ms > 0 and one.instance == "it" for one in served)
@@ -56,21 +52,13 @@ def test_queries_that_arrive_during_a_batch_form_the_next(engine_of, network, wh
     assert (engine.counts.batches, engine.counts.images, engine.counts.refused) == (3, 11, 0)
 
 
-def test_floats_and_pixels_of_several_queries_share_a_batch_and_each_gets_its_own_answer(engine_of, network, whole):
-    batches = [batch(2, 1), pixels(3, 2), batch(1, 3), pixels(1, 4)]
-
-    async def main():
-        engine = engine_of()
-        with network.held():
-            first = await first_of(engine, network)
-            others = [ask(engine, images) for images in batches]
-            await queued(engine, 7)
-        served = await asyncio.gather(*others)
-        await first
-        await engine.close()
-        return served
-
-    served = asyncio.run(main())
+async def test_floats_and_pixels_of_several_queries_share_a_batch_and_each_gets_its_own(engine_of, network, whole):
+    engine, batches = engine_of(), [batch(2, 1), pixels(3, 2), batch(1, 3), pixels(1, 4)]
+    async with computing(engine, network):
+        others = [ask(engine, images) for images in batches]
+        await queued(engine, 7)
+    served = await asyncio.gather(*others)
+    await engine.close()
     assert network.sizes == [1, 7]
     for images, one in zip(batches, served, strict=True):
         assert len(one.logits) == len(images)
@@ -79,25 +67,22 @@ def test_floats_and_pixels_of_several_queries_share_a_batch_and_each_gets_its_ow
 
 async def test_cancelled_queries_are_not_computed(engine_of, network):
     engine = engine_of()
-    with network.held():
-        first = await first_of(engine, network)
+    async with computing(engine, network):
         gone, stays = ask(engine, batch(2)), ask(engine, batch(3))
         await queued(engine, 5)
         gone.cancel()
         await asyncio.wait((gone,))
         assert engine.waiting == 3
-    await asyncio.gather(first, stays)
+    await stays
     await engine.close()
     assert network.sizes == [1, 3]
 
 
 async def test_cancelling_one_query_of_a_batch_leaves_the_others(engine_of, network, whole):
     engine = engine_of()
-    with network.held():
-        first = await first_of(engine, network)
+    async with computing(engine, network):
         gone, stays = ask(engine, batch(1, 1)), ask(engine, batch(1, 2))
         await queued(engine, 2)
-    await first
     with network.held():
         await asyncio.to_thread(network.wait)
         gone.cancel()
@@ -110,27 +95,24 @@ async def test_cancelling_one_query_of_a_batch_leaves_the_others(engine_of, netw
 
 async def test_a_passed_deadline_fails_at_once_without_computing(engine_of, network):
     engine = engine_of()
-    with network.held():
-        first = await first_of(engine, network)
+    async with computing(engine, network):
         with pytest.raises(DeadlineError, match="no answer by the deadline of 50 ms"):
             await engine.run(batch(2), 0.05, NO_CONTEXT)
         assert engine.waiting == 0
-    await first
     await engine.close()
     assert network.sizes == [1]
 
 
 async def test_a_predicted_deadline_miss_is_refused_at_once_with_retry_after(engine_of, network):
     engine = engine_of(profile=Profile(((1, 1000.0), (8, 8000.0))))
-    with network.held():
-        first = await first_of(engine, network)
+    async with computing(engine, network):
         waiting = [ask(engine, batch(8), 20.0), ask(engine, batch(8), 20.0)]
         await queued(engine, 16)
         with pytest.raises(OverloadedError, match="too much to do") as refused:
             await engine.run(batch(), 20.0, NO_CONTEXT)
         in_time = ask(engine, batch(), 30.0)
         await queued(engine, 17)
-    await asyncio.gather(first, *waiting, in_time)
+    await asyncio.gather(*waiting, in_time)
     await engine.close()
     retry_after_s = refused.value.retry_after_s
     assert 1.0 <= retry_after_s <= 60.0
@@ -139,14 +121,13 @@ async def test_a_predicted_deadline_miss_is_refused_at_once_with_retry_after(eng
 
 async def test_late_queries_are_refused_before_they_are_computed(engine_of, network):
     engine = engine_of(profile=Profile(((1, 1.0), (8, 4.0))))
-    with network.held():
-        first = await first_of(engine, network)
+    async with computing(engine, network):
         late, stays = ask(engine, batch(2), 20.0), ask(engine, batch(3))
         await queued(engine, 5)
         engine._times._scale = 2e4  # the machine turns out to be slow: two images take over 20 s, three not 60
     with pytest.raises(OverloadedError):
         await late
-    await asyncio.gather(first, stays)
+    await stays
     await engine.close()
     assert network.sizes == [1, 3]
 
@@ -185,26 +166,23 @@ async def test_a_batch_that_fails_fails_its_queries_and_no_others(engine_of, net
 async def test_images_that_wait_are_bounded_in_bytes_but_one_query_always_has_room(engine_of, network):
     image_bytes = batch().nbytes
     engine = engine_of(most_held=3 * image_bytes)
-    with network.held():
-        first = await first_of(engine, network)
+    async with computing(engine, network):
         large = ask(engine, batch(5))
         await queued(engine, 5)
         with pytest.raises(OverloadedError, match="all the memory"):
             await engine.run(batch(), LONG, NO_CONTEXT)
-    await asyncio.gather(first, large)
+    await large
     await engine.close()
 
 
 async def test_closing_fails_waiting_queries_and_finishes_the_running_batch(engine_of, network):
     engine = engine_of()
-    with network.held():
-        first = await first_of(engine, network)
+    async with computing(engine, network):
         waiting = ask(engine, batch())
         await queued(engine, 1)
         closing = asyncio.ensure_future(engine.close())
         with pytest.raises(UnavailableError, match="closing"):
             await waiting
-    assert (await first).batch == 1
     await closing
     with pytest.raises(UnavailableError, match="closing"):
         await engine.run(batch(), LONG, NO_CONTEXT)

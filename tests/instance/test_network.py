@@ -4,11 +4,11 @@ import shutil
 from dataclasses import replace
 from itertools import pairwise
 from multiprocessing import get_context
+from types import SimpleNamespace
 
 import numpy as np
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper
 
 from serfer.core.errors import InputError, ModelError, PlanError, UnavailableError, UsageError, WrongAnswerError
 from serfer.core.exactness import difference
@@ -40,30 +40,19 @@ HALF = Hardware("cpu", "fp16", threads=1)
 class Session:
     """Stands for ONNX Runtime's: adds up each image, and remembers the batches."""
 
-    def __init__(self, providers=("CPUExecutionProvider",)):
+    def __init__(self):
         self.seen = []
-        self._providers = [*providers]
 
     def get_inputs(self):
-        return onnxruntime.InferenceSession(IDENTITY).get_inputs()
+        return [SimpleNamespace(name="image")]
 
     def get_providers(self):
-        return self._providers
+        return ["CPUExecutionProvider"]
 
     def run(self, _names, given, _options):
         [images] = given.values()
         self.seen.append(len(images))
         return [images.sum(axis=(1, 2, 3))[:, None].astype(np.float32)]
-
-
-def _identity():
-    value = helper.make_tensor_value_info("input0", TensorProto.FLOAT, ["N"])
-    other = helper.make_tensor_value_info("output0", TensorProto.FLOAT, ["N"])
-    graph = helper.make_graph([helper.make_node("Identity", ["input0"], ["output0"])], "g", [value], [other])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10).SerializeToString()
-
-
-IDENTITY = _identity()
 
 
 @pytest.mark.exact

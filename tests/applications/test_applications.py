@@ -31,6 +31,7 @@ from serfer.registry import open_registry
 from tests import bugs
 from tests.applications.worlds import NOW, register, variant, version
 from tests.support.hand_clock import Clock
+from tests.support.served import until
 
 FAST = variant("fast", ms=20.0, usd=3e-5, correct=80)
 CHEAP = variant("cheap", ms=90.0, usd=1e-5, correct=85)
@@ -57,8 +58,8 @@ class Driver:
 
     def __init__(self, registry, store, name="driver", instances=None, names=("faces",), clock=time.monotonic, **more):
         self.served, self.opened, self.placed = {}, [], []
-        self.broken, self.failing, self.gone = set(), set(), set()
-        self.answered = []
+        self.broken, self.failing, self.gone, self.slow = set(), set(), set(), set()
+        self.begun, self.answered = [], []
         self.instances = instances or VariantInstances((), "", time.monotonic)
         coordination = store.coordination()
         self.applications = Applications(
@@ -87,14 +88,17 @@ class Driver:
             yield
 
         async def answer(choice):
+            name = choice.variant.name
+            self.begun.append(name)
             await asyncio.sleep(0)
+            await until(lambda: name not in self.slow)
             assert not self.served[choice.model].closed
-            if choice.variant.name in self.gone:
+            if name in self.gone:
                 raise UnavailableError("it is gone")
-            if choice.variant.name in self.failing:
+            if name in self.failing:
                 raise TaskFailedError("it fails")
-            self.answered.append(choice.variant.name)
-            return choice.variant.name
+            self.answered.append(name)
+            return name
 
         return Run(answer, opening, lambda _: False, lambda one, other: one == other)
 
@@ -301,29 +305,16 @@ async def test_a_shadow_answers_copies_whose_answers_nobody_gets(driver, registr
 
 async def test_what_is_promoted_answers_after_the_next_look_and_what_is_gone_drains(driver, registry):
     await driver.applications.open()
-    await driver.ask("q", variant="good")
-    gate, began = asyncio.Event(), asyncio.Event()
-    run = driver.run()
-
-    async def slow(choice):
-        began.set()
-        await gate.wait()
-        return await run.answer(choice)
-
-    held = asyncio.create_task(
-        driver.applications.answering.answer(
-            ApplicationQuery("faces", Objectives(variant="good"), "held"),
-            Run(slow, run.opening, run.is_cold, run.agree),
-        )
-    )
-    await began.wait()
+    driver.slow.add("good")
+    query = asyncio.create_task(driver.ask("before", variant="good"))
+    await until(lambda: driver.begun == ["good"])
     register(registry, "faces", version("net", 2, NEW))
     promote(registry)
     await driver.look()
     choice, _ = await driver.ask("after")
     still_open = served_name("faces", "good") in driver.served
-    gate.set()
-    await held
+    driver.slow.clear()
+    await query
     assert choice.variant.name == "new"
     assert still_open
     assert [*driver.served] == [served_name("faces", "new")]

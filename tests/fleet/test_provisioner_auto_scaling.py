@@ -1,6 +1,5 @@
 """Instances of an Auto Scaling group, against moto's server and, where moto knows less than AWS, AWS's own answers."""
 
-import asyncio
 import contextlib
 import logging
 
@@ -57,15 +56,18 @@ def ids(moto, name):
     return {one["InstanceId"] for one in group(moto, name)["Instances"]}
 
 
-def running(work, pool=None):
-    async def all_of_it():
-        made = pool or AutoScalingProvisioner(GROUP)
-        try:
-            return await work(made)
-        finally:
-            await made.close()
+@contextlib.asynccontextmanager
+async def opened(name=GROUP, **more):
+    pool = AutoScalingProvisioner(name, **more)
+    try:
+        yield pool
+    finally:
+        await pool.close()
 
-    return asyncio.run(all_of_it())
+
+async def members():
+    async with opened() as pool:
+        return await pool.members()
 
 
 @pytest.fixture
@@ -76,12 +78,10 @@ def _emptied(moto):
 
 
 @pytest.mark.usefixtures("_emptied")
-def test_instances_are_called_by_their_ids_and_reached_at_their_private_addresses(moto):
-    async def work(pool):
+async def test_instances_are_called_by_their_ids_and_reached_at_their_private_addresses(moto):
+    async with opened(region=REGION, port=9000) as pool:
         await pool.start(1)
-        return await serving(pool, 1)
-
-    [one] = running(work, AutoScalingProvisioner(GROUP, region=REGION, port=9000))
+        [one] = await serving(pool, 1)
     assert {one.name} == ids(moto, GROUP)
     with moto.client("ec2") as ec2:
         [described] = ec2.describe_instances(InstanceIds=[one.name])["Reservations"][0]["Instances"]
@@ -89,63 +89,51 @@ def test_instances_are_called_by_their_ids_and_reached_at_their_private_addresse
 
 
 @pytest.mark.usefixtures("_emptied")
-def test_an_instance_of_another_group_is_never_touched(moto):
+async def test_an_instance_of_another_group_is_never_touched(moto):
     others = ids(moto, "other")
-
-    async def work(pool):
+    async with opened() as pool:
         await pool.start(1)
         for name in others:
             await pool.stop(name)
-
-    running(work)
     assert ids(moto, "other") == others
     assert len(ids(moto, GROUP)) == 1
 
 
-def test_a_group_keeps_its_min_size_and_that_is_logged_once(moto, caplog):
+async def test_a_group_keeps_its_min_size_and_that_is_logged_once(moto, caplog):
     others = ids(moto, "other")
-
-    async def work(pool):
+    caplog.set_level(logging.WARNING)
+    async with opened("other") as pool:
         for _ in range(3):
             await pool.stop(min(others))
-
-    with caplog.at_level(logging.WARNING):
-        running(work, AutoScalingProvisioner("other"))
     assert ids(moto, "other") == others
     assert caplog.text.count("the group's MinSize is 2") == 1
 
 
 @pytest.mark.usefixtures("_emptied")
-def test_a_full_group_is_logged_once(caplog):
-    async def work(pool):
+async def test_a_full_group_is_logged_once(caplog):
+    caplog.set_level(logging.WARNING)
+    async with opened() as pool:
         for _ in range(3):
             await pool.start(3)
-        return await pool.members()
-
-    with caplog.at_level(logging.WARNING):
-        assert len(running(work)) == 3
+        assert len(await pool.members()) == 3
     assert caplog.text.count("3 more instances are wanted and 0 may be: its MaxSize is 3") == 1
 
 
-def test_a_group_that_there_is_not():
-    async def work(pool):
+async def test_a_group_that_there_is_not():
+    async with opened("nowhere") as pool:
         for call in (pool.members(), pool.start(1), pool.stop("i-0123456789abcdef0")):
             with pytest.raises(UnavailableError, match=r"^--instances ec2:nowhere: there is no .* in us-east-1"):
                 await call
 
-    running(work, AutoScalingProvisioner("nowhere"))
-
 
 @pytest.mark.who_may
 @pytest.mark.usefixtures("own_session")
-def test_a_missing_permission_is_reported(moto, monkeypatch):
+async def test_a_missing_permission_is_reported(moto, monkeypatch):
     for name, value in moto.check_permissions().items():
         monkeypatch.setenv(name, value)
     try:
-        with pytest.raises(
-            UnavailableError, match=r"^--instances ec2:shop-gpu: these credentials may not describe_auto"
-        ):
-            running(AutoScalingProvisioner.members)
+        with pytest.raises(UnavailableError, match=r"^--instances ec2:shop-gpu: these credentials may not"):
+            await members()
     finally:
         moto.check_nothing()
 
@@ -160,14 +148,14 @@ def test_a_missing_permission_is_reported(moto, monkeypatch):
         ({"AWS_ENDPOINT_URL": "nonsense"}, "Invalid endpoint"),
     ],
 )
-def test_unreachable_aws_is_reported(variables, words, monkeypatch):
+async def test_unreachable_aws_is_reported(variables, words, monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(name, value or "")
         if value is None:
             monkeypatch.delenv(name)
     monkeypatch.setattr(auto_scaling, "_TRIES", 1)
     with pytest.raises(UnavailableError, match=f"^--instances ec2:shop-gpu: .*{words}") as caught:
-        running(AutoScalingProvisioner.members)
+        await members()
     assert "\n" not in str(caught.value)
 
 
@@ -181,16 +169,16 @@ EMPTY = (
 
 
 @pytest.mark.parametrize(("times", "tries"), [(1, 4), (2, 2)])
-def test_throttling_is_tried_again_and_reported_in_the_end(times, tries, monkeypatch):
+async def test_throttling_is_tried_again_and_reported_in_the_end(times, tries, monkeypatch):
     monkeypatch.setattr(auto_scaling, "_TRIES", tries)
     with http_stub.serving() as aws:
         aws.replies = [(400, XML, THROTTLED)] * times + [(200, XML, EMPTY)]
         monkeypatch.setenv("AWS_ENDPOINT_URL", aws.url)
         if times < tries:
-            assert running(AutoScalingProvisioner.members) == []
+            assert await members() == []
         else:
             with pytest.raises(UnavailableError, match="AWS refuses to describe_auto_scaling_groups: Throttling: Rate"):
-                running(AutoScalingProvisioner.members)
+                await members()
     assert len(aws.requests) == 2
 
 
@@ -225,19 +213,19 @@ def reported(monkeypatch):
     return reported
 
 
-def test_auto_scaling_states_map_to_ours_without_the_warm_pool(reported):
+async def test_auto_scaling_states_map_to_ours_without_the_warm_pool(reported):
     states = [
         *("Pending", "Pending:Wait", "InService", "Terminating:Wait", "Standby", "EnteringStandby", "Warmed:Stopped"),
         *("Warmed:Pending:Wait", "Terminated", "Detaching", "Warmed:Running", "Quarantined"),
     ]
     reported({f"i-{number}": state for number, state in enumerate(states, 1)}, 3, addressed=["i-1", "i-3"])
-    members = {one.name: (one.state, one.url) for one in running(AutoScalingProvisioner.members)}
-    assert {name: state for name, (state, _) in members.items()} == {
+    found = {one.name: (one.state, one.url) for one in await members()}
+    assert {name: state for name, (state, _) in found.items()} == {
         **dict.fromkeys(("i-1", "i-2"), "booting"),
         "i-3": "serving",
         **dict.fromkeys(("i-4", "i-5", "i-6", "i-10", "i-12"), "draining"),
     }
-    assert (members["i-1"][1], members["i-2"][1]) == ("http://10.0.0.0:8000", None)
+    assert (found["i-1"][1], found["i-2"][1]) == ("http://10.0.0.0:8000", None)
 
 
 BOTH = {"i-1": "InService", "i-2": "InService"}
@@ -245,7 +233,7 @@ THREE = {**BOTH, "i-3": "InService"}
 
 
 @pytest.mark.parametrize(
-    ("instances", "desired", "unhealthy", "members"),
+    ("instances", "desired", "unhealthy", "expected"),
     [
         # What is unhealthy drains, and the group replaces it; a replacement is a member once it serves.
         (BOTH, 2, ["i-2"], {"i-1": "serving", "i-2": "draining", "asked-1": "booting"}),
@@ -260,17 +248,18 @@ THREE = {**BOTH, "i-3": "InService"}
         ),
     ],
 )
-def test_members_are_those_that_the_group_has_or_was_asked_for(reported, instances, desired, unhealthy, members):
+async def test_members_are_those_that_the_group_has_or_was_asked_for(reported, instances, desired, unhealthy, expected):
     reported(instances, desired, unhealthy, [*instances])
-    found = running(AutoScalingProvisioner.members)
-    assert {one.name: one.state for one in found} == members
-    assert {one.name for one in found if one.url is None} == {name for name in members if name.startswith("asked")}
+    found = await members()
+    assert {one.name: one.state for one in found} == expected
+    assert {one.name for one in found if one.url is None} == {name for name in expected if name.startswith("asked")}
 
 
-def test_stopping_an_undelivered_instance_lowers_the_desired_capacity_by_one(reported):
+async def test_stopping_an_undelivered_instance_lowers_the_desired_capacity_by_one(reported):
     stubs = reported({"i-1": "InService", "i-2": "Terminating"}, 3)
     stubs["autoscaling"].add_response("set_desired_capacity", {}, {"AutoScalingGroupName": GROUP, "DesiredCapacity": 2})
-    assert running(lambda pool: pool.stop("asked-1"))
+    async with opened() as pool:
+        assert await pool.stop("asked-1")
     stubs["autoscaling"].assert_no_pending_responses()
 
 
@@ -285,22 +274,20 @@ def test_stopping_an_undelivered_instance_lowers_the_desired_capacity_by_one(rep
         ({"i-1": "Warmed:Stopped"}, {"desired": 1}, "i-1"),
     ],
 )
-def test_what_the_group_ends_or_keeps_by_itself_is_not_stopped(reported, instances, group, name):
+async def test_what_the_group_ends_or_keeps_by_itself_is_not_stopped(reported, instances, group, name):
     reported(instances, **group)
-    assert not running(lambda pool: pool.stop(name))  # a request would find no stub
+    async with opened() as pool:
+        assert not await pool.stop(name)  # a request would find no stub
 
 
-def test_an_address_is_requested_once(reported):
+async def test_an_address_is_requested_once(reported):
     reported({"i-1": "InService"}, 1, addressed=["i-1"])
-
-    async def work(pool):
+    async with opened() as pool:
         first = await pool.members()
         again = reported({"i-1": "InService"}, 1)
         pool._clients["autoscaling"] = auto_scaling._connect("autoscaling", None)
         assert await pool.members() == first
         again["autoscaling"].assert_no_pending_responses()
-
-    running(work)
 
 
 TOKEN = b"AQAEAJ_token=="
@@ -327,17 +314,14 @@ def on_instance(monkeypatch, name):
 
 
 @pytest.mark.usefixtures("_emptied")
-def test_an_instance_leaves_its_group_without_replacement(moto, monkeypatch):
-    [one, other] = [member.name for member in running(_two)]
+async def test_an_instance_leaves_its_group_without_replacement(moto, monkeypatch):
+    async with opened() as pool:
+        await pool.start(2)
+        [one, other] = [member.name for member in await serving(pool, 2)]
     with on_instance(monkeypatch, one.encode()):
         assert release_this_instance() is True
     assert ids(moto, GROUP) == {other}
     assert group(moto, GROUP)["DesiredCapacity"] == 1
-
-
-async def _two(pool):
-    await pool.start(2)
-    return await serving(pool, 2)
 
 
 def test_an_instance_outside_any_group_logs_it_and_continues(monkeypatch, caplog):

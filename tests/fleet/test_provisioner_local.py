@@ -1,6 +1,5 @@
 """Instances as processes of this machine: they outlive controllers, and no stranger is ever killed in their place."""
 
-import asyncio
 import json
 import logging
 import os
@@ -213,15 +212,12 @@ async def test_an_invalid_record_is_skipped_and_logged_once(registry, text, capl
     assert (registry / "foreign.json").read_text() == text
 
 
-def test_a_registry_that_cannot_be_written_is_an_error(tmp_path):
+async def test_a_registry_that_cannot_be_written_and_a_missing_command_are_errors(registry, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UnavailableError, match="--instances local: no instance could be started: "):
-        asyncio.run(LocalProvisioner(STUB, tmp_path / "file" / "instances").start(1))
-
-
-def test_a_missing_command_is_an_error(registry):
+        await LocalProvisioner(STUB, tmp_path / "file" / "instances").start(1)
     with pytest.raises(UnavailableError, match=r"--instances local: .*No such file"):
-        asyncio.run(LocalProvisioner(["/nowhere/serfer"], registry).start(1))
+        await LocalProvisioner(["/nowhere/serfer"], registry).start(1)
 
 
 async def test_a_log_does_not_grow_without_bound(registry, monkeypatch):

@@ -4,6 +4,7 @@ import asyncio
 from collections import defaultdict
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 from aiohttp import web
@@ -73,13 +74,6 @@ class Instances:
         pass
 
 
-class Pipelines:
-    busy_places = frozenset()
-
-    def use_places(self, urls):
-        self.places = urls
-
-
 class Drivers(DriverWorld):
     def __init__(self, *, most=4, ceiling=float("inf"), pools=None):
         super().__init__()
@@ -93,7 +87,8 @@ class Drivers(DriverWorld):
     def add(self, name):
         one = self.served[name] = ServedApplication("faces", FunctionsPlace(1000, 300.0), self.clock)
         one.use(table_of(RECORD, lambda _: True))
-        self.pipelines[name], instances = Pipelines(), Instances(self.in_memory, self.net, self.clock)
+        self.pipelines[name] = Mock(busy_places=frozenset())
+        instances = Instances(self.in_memory, self.net, self.clock)
         fleet = self.running[name] = VariantFleet(
             self.pools,
             PoolRegistry(self.coordination, "p", name, self.clock),
@@ -134,7 +129,8 @@ async def test_load_starts_an_instance_and_loads_a_variant_and_its_end_stops_it(
     await drivers.step(15, rate=8)
     assert drivers.starts == 1
     assert drivers.loaded == {"faces:b1"}
-    assert one._instances.urls == drivers.pipelines["a"].places != ()
+    assert one._instances.urls
+    drivers.pipelines["a"].use_places.assert_called_with(one._instances.urls)
     scaled = drivers.served["a"].scaled
     assert scaled.desired == {"b1": 1}
     await drivers.step(30)

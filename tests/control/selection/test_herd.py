@@ -97,12 +97,9 @@ class Herd:
 
     def swings(self, settled_s):
         """Return how many times a variant went from overloaded to idle, or back, between two periods or over some."""
-        return sum(_swings(server.windows(settled_s)) for server in self.servers.values())
-
-
-def _swings(loads):
-    marks = [load > 1.0 for load in loads if load > 1.0 or load < 0.2]
-    return sum(before != after for before, after in pairwise(marks))
+        loads = [server.windows(settled_s) for server in self.servers.values()]
+        marks = [[load > 1.0 for load in series if load > 1.0 or load < 0.2] for series in loads]
+        return sum(before != after for series in marks for before, after in pairwise(series))
 
 
 LATE_SHARE = 0.1

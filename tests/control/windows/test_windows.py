@@ -140,10 +140,7 @@ def test_head_and_tail_are_the_5th_and_99th_percentile_rounded_outwards_with_a_m
     windows = histogram([60.0 * minute + 30 for minute in range(1, 101)]).windows()
     assert windows.prewarm_s == pytest.approx(5 * 60 * 0.9)
     assert windows.until_s == pytest.approx(100 * 60 * 1.1)
-
-
-def test_an_idle_time_below_a_minute_leaves_the_function_loaded():
-    assert histogram([59.9]).windows().prewarm_s == 0
+    assert histogram([59.9]).windows().prewarm_s == 0  # below a minute, the function stays loaded
 
 
 def test_idle_times_of_four_hours_and_more_are_counted_and_have_no_bin():

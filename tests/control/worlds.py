@@ -89,12 +89,12 @@ def at_once(world, policy, load, step_s=1.0):
 
     An instance that is on serves its level of the load. What is decided after a step holds from the next one on.
     """
-    return _run(world, policy, load, step_s, _Ready)
+    return _run(world, policy, load, step_s, boots=False, prepaid=True)
 
 
 def with_boots(world, policy, load, step_s=1.0):
     """Run a policy whose instances boot: they cost from the start on, and Lambda serves in their stead meanwhile."""
-    return _run(world, policy, load, step_s, _Booting)
+    return _run(world, policy, load, step_s, boots=True, prepaid=False)
 
 
 def up_to_its_price(world, policy, load, step_s=1.0):
@@ -103,59 +103,26 @@ def up_to_its_price(world, policy, load, step_s=1.0):
     The boot is paid for at the start, what is left of it comes back at a stop, and Lambda counts meanwhile, but in a
     second no more than the instance.
     """
-    return _run(world, policy, load, step_s, _Capped)
+    return _run(world, policy, load, step_s, boots=True, prepaid=True)
 
 
-class _Ready:
-    def __init__(self, kind):
-        self.started_usd, self.left = kind.start_usd, 0.0
-
-    def second(self, seconds, units):
-        del units
-        return seconds
-
-    def stopped_usd(self):
-        return 0.0
-
-
-class _Booting(_Ready):
-    def __init__(self, kind):
-        self.started_usd, self.left = 0.0, kind.boot_s
-
-    def second(self, seconds, units):
-        booting = min(self.left, seconds)
-        self.left -= booting
-        return seconds + units * booting
-
-
-class _Capped(_Booting):
-    def __init__(self, kind):
-        self.started_usd, self.left = kind.start_usd, kind.boot_s
-
-    def second(self, seconds, units):
-        booting = min(self.left, seconds)
-        self.left -= booting
-        return seconds - booting + min(units, 1.0) * booting
-
-    def stopped_usd(self):
-        return -self.left
-
-
-def _run(world, policy, load, step_s, make):
+def _run(world, policy, load, step_s, *, boots, prepaid):
     kind, usd_per_query = world.instance, world.serverless.usd_per_query
     assert kind.usd_per_s == 1.0
-    usd, starts, on, counts = 0.0, 0, [], []
+    usd, starts, on, counts = 0.0, 0, [], []  # `on` is for how many seconds each instance boots yet
     for seconds, rate in steps(load, step_s):
-        for level, instance in enumerate(on):
+        for level, left in enumerate(on):
             units = min(max(rate - level * kind.qps, 0.0), kind.qps) * usd_per_query
-            usd += instance.second(seconds, units)
+            booting = min(left, seconds)
+            on[level] -= booting
+            usd += seconds + booting * (min(units, 1.0) - 1.0 if prepaid else units)
         usd += max(rate - len(on) * kind.qps, 0.0) * usd_per_query * seconds
         count = policy.observe(seen(seconds, rate)).total
         while len(on) > count:
-            usd += on.pop().stopped_usd()
+            usd -= on.pop() * prepaid
         while len(on) < count:
-            on.append(make(kind))
-            usd += on[-1].started_usd
+            on.append(kind.boot_s * boots)
+            usd += kind.start_usd * prepaid
             starts += 1
         counts.append(count)
     return Paid(usd, starts, counts)

@@ -88,31 +88,24 @@ def test_only_the_leader_publishes(coordination, key):
     assert not leader.publish(FLEET)
 
 
-def test_of_drivers_that_leave_one_is_the_last_and_clears_the_record(key):
+def test_of_drivers_that_leave_which_write_nothing_any_more_one_is_the_last_and_clears_the_record(key):
     clock = Clock()
     store = MemoryStore(clock)
-    one, other = drivers(store.coordination(), key, "ab", clock)
+    coordination = store.coordination()
+    one, other = drivers(coordination, key, "ab", clock)
     for registry in (one, other):
         tick(registry)
     assert one.publish(FLEET)
-    assert not one.leave()
-    assert tick(other) == PoolView((), FLEET)
-    assert other.leave()
-    clock.now += 2
-    store.put("x", b"", 1)
-    assert list(store._values) == ["x"]
-
-
-def test_a_driver_that_has_left_writes_nothing(key):
-    coordination = MemoryStore().coordination()
-    one, other = drivers(coordination, key, "ab", Clock())
-    tick(one)
-    tick(other)
     assert not one.leave()
     before = coordination.get(key)
     assert tick(one) == PoolView()  # a thread may begin after the driver has left
     assert not one.publish(FLEET)
     assert coordination.get(key) == before
+    assert tick(other) == PoolView((), FLEET)
+    assert other.leave()
+    clock.now += 2
+    store.put("x", b"", 1)
+    assert list(store._values) == ["x"]
 
 
 def test_the_last_driver_is_told_so_where_the_store_goes_away_after_its_record_is_cleared(key):

@@ -16,15 +16,11 @@ from serfer.core.variants import Objectives, Place
 from tests.control.selection.worlds import variant
 from tests.control.worlds import fleet, scenario, seen
 
-HEAD = """
+POLICY = """
+import mine_count
 from serfer.control.dispatch import Batching
 from serfer.control.policy import InstanceCount, ProvisioningPlan, on_demand
 from serfer.control.scenario import Market
-"""
-POLICY = (
-    HEAD
-    + """
-import mine_count
 
 class Mine:
     name = "mine"
@@ -35,7 +31,6 @@ class Mine:
     def resume(self, fleet):
         pass
 """
-)
 
 
 @pytest.fixture
@@ -131,14 +126,8 @@ def test_a_policy_is_plugged_in_by_its_entry_point(monkeypatch):
         ("def Mine(scenario): return None", "function is not a class"),
         ("class Mine: pass", "no observe and no resume"),
         ("class Mine:\n def observe(self, seen): ...", "no resume"),
-        (
-            "class Mine:\n def __init__(self, scenario): 1 / 0\n def observe(self): ...\n def resume(self): ...",
-            "could not be made: ZeroDivisionError",
-        ),
-        (
-            "class Mine:\n def observe(self): ...\n def resume(self): ...",
-            "could not be made: TypeError",
-        ),
+        (POLICY.replace("self.kind = scenario.instance", "1 / 0"), "could not be made: ZeroDivisionError"),
+        (POLICY.replace("(self, scenario)", "(self)"), "could not be made: TypeError"),
     ],
 )
 def test_what_is_no_policy_is_refused_in_one_line(made, text, words):

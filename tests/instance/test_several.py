@@ -56,7 +56,7 @@ def heavy(tmp_path_factory):
 
 @contextmanager
 def serving(models, keys=None, **choices):
-    """Serve plan directories by name in this process; yields the URL."""
+    """Serve plan directories by name in this process; yields a client."""
     measured = measure_networks(models, InstanceChoices(CPU, 4, **choices))
 
     async def make():
@@ -66,42 +66,34 @@ def serving(models, keys=None, **choices):
         service = Service(instance.pipelines, Admission(100, 0), telemetry, repository=instance.residents)
         return make_app(service, Settings(), keys, telemetry)
 
-    with running_made(make) as url:
-        yield url
+    with running_made(make) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
+        yield client
 
 
 @pytest.fixture
-def url(directory, other):
-    with serving({"small": directory, "other": other}) as url:
-        yield url
-
-
-@pytest.fixture
-def http(url):
-    with httpx.Client(base_url=url, timeout=PATIENCE) as client:
+def http(directory, other):
+    with serving({"small": directory, "other": other}) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
-def shared_url(directory, other):
-    """The URL of an instance for tests that look at nothing that another one changes."""
-    with serving({"small": directory, "other": other}) as url:
-        yield url
-
-
-@pytest.fixture
-def shared(shared_url):
-    with httpx.Client(base_url=shared_url, timeout=PATIENCE) as client:
+def shared(directory, other):
+    """An instance for tests that look at nothing that another one changes."""
+    with serving({"small": directory, "other": other}) as client:
         yield client
+
+
+def triton_of(http):
+    return InferenceServerClient(http.base_url.netloc.decode(), concurrency=8, network_timeout=PATIENCE)
 
 
 def states(http):
     return {each["name"]: each["state"] for each in http.get("/v1/models").raise_for_status().json()["models"]}
 
 
-def test_each_network_answers_by_its_name_and_is_loaded_when_it_is_first_asked(url, http, directory, other):
+def test_each_network_answers_by_its_name_and_is_loaded_when_it_is_first_asked(http, directory, other):
     assert {name: state["status"] for name, state in states(http).items()} == {"small": "loaded", "other": "unloaded"}
-    with InferenceServerClient(url.removeprefix("http://"), concurrency=8, network_timeout=PATIENCE) as triton:
+    with triton_of(http) as triton:
         queries = [(name, batch(1 + seed % 3, seed)) for seed in range(8) for name in ("small", "other")]
         pending = [triton.async_infer(name, triton_input(images), timeout=60_000_000) for name, images in queries]
         answers = [one.get_result().as_numpy("logits") for one in pending]
@@ -122,8 +114,8 @@ def test_classify_takes_a_model_and_the_first_one_is_meant_by_default(shared, ex
     assert shared.post("/v1/classify", files=image, params={"model": "third"}).status_code == 404
 
 
-def test_the_repository_lists_loads_and_unloads_what_it_was_given(url, http):
-    with InferenceServerClient(url.removeprefix("http://"), network_timeout=PATIENCE) as triton:
+def test_the_repository_lists_loads_and_unloads_what_it_was_given(http):
+    with triton_of(http) as triton:
         assert "model_repository" in triton.get_server_metadata()["extensions"]
         assert triton.get_model_repository_index() == [
             {"name": "small", "version": "1", "state": "READY", "reason": ""},
@@ -174,9 +166,9 @@ def test_a_batch_size_that_no_instance_can_have_is_refused(shared):
     assert shared.post("/v2/repository/models/third/batching", json={"max_batch": 2}).status_code == 404
 
 
-async def test_instance_client_sets_batch_sizes_and_knows_servers_that_have_none(shared_url, other, monkeypatch):
+async def test_instance_client_sets_batch_sizes_and_knows_servers_that_have_none(shared, other, monkeypatch):
     async with open_http() as http:
-        client = InstanceClient(shared_url, "other", load_plan(other), http)
+        client = InstanceClient(str(shared.base_url), "other", load_plan(other), http)
         assert await client.set_batching(2, 0.1, PATIENCE) == 2
         assert await client.set_batching(64, 0.1, PATIENCE) == 4
         assert await client.set_batching(0, 0.0, PATIENCE) == 0
@@ -203,7 +195,7 @@ def test_signals_stand_in_the_metrics_and_at_each_model(http):
 def test_a_network_whose_files_are_gone_is_503_with_the_reason_and_loads_when_they_are_back(directory, other, tmp_path):
     place = tmp_path / "moved"
     shutil.copytree(other, place)
-    with serving({"small": directory, "other": place}) as url, httpx.Client(base_url=url, timeout=PATIENCE) as http:
+    with serving({"small": directory, "other": place}) as http:
         (place / "unsplit.onnx").rename(tmp_path / "unsplit.onnx")
         answer = http.post("/v2/models/other/infer", json=plain(batch()))
         assert (answer.status_code, "other cannot be loaded: " in answer.json()["error"]) == (503, True)
@@ -221,7 +213,7 @@ def test_a_network_whose_files_are_gone_is_503_with_the_reason_and_loads_when_th
 def test_an_altered_network_is_not_loaded_again(directory, other, tmp_path):
     place = tmp_path / "altered"
     shutil.copytree(other, place)
-    with serving({"small": directory, "other": place}) as url, httpx.Client(base_url=url, timeout=PATIENCE) as http:
+    with serving({"small": directory, "other": place}) as http:
         weights = next(place.glob("stage-0/weights*"))
         data = bytearray(weights.read_bytes())
         data[0] ^= 1
@@ -233,10 +225,7 @@ def test_an_altered_network_is_not_loaded_again(directory, other, tmp_path):
 def test_networks_are_loaded_and_unloaded_by_keys_that_may_operate(directory, other, tmp_path):
     file = tmp_path / "keys.json"
     asker, driver = add_key(file, "asker", None), add_key(file, "driver", None, scopes=[Scope.CLASSIFY, Scope.OPERATE])
-    with (
-        serving({"small": directory, "other": other}, KeyRing(file, time.monotonic)) as url,
-        httpx.Client(base_url=url, timeout=PATIENCE) as http,
-    ):
+    with serving({"small": directory, "other": other}, KeyRing(file, time.monotonic)) as http:
         for path in ("index", "models/other/load", "models/other/batching", "models/other/unload"):
             place = f"/v2/repository/{path}"
             assert http.post(place).status_code == 401
@@ -258,9 +247,10 @@ def test_what_does_not_fit_is_refused_at_the_start(heavy, memory_mb, preload, wo
 
 @pytest.mark.two_at_once
 @pytest.mark.slow
-def test_two_drivers_share_an_instance_by_the_names_of_their_models(start, shared_url, directory, other, tmp_path):
+def test_two_drivers_share_an_instance_by_the_names_of_their_models(start, shared, directory, other, tmp_path):
     (tmp_path / "scenario.toml").write_text(SCENARIO)
-    pool = ["--route", "gpu", "--instances", f"static:{shared_url}", "--set", f"scenario={tmp_path / 'scenario.toml'}"]
+    pool = ["--route", "gpu", "--instances", f"static:{shared.base_url}"]
+    pool += ["--set", f"scenario={tmp_path / 'scenario.toml'}"]
     common = ["--store", "memory://", "--workers", "inprocess", "--port", 0, "--json", "--set", "drain_s=0", *pool]
     plans = {"small": directory, "other": other}
     drivers = {name: start("serve", f"--plan={name}={place}", *common) for name, place in plans.items()}

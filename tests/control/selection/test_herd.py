@@ -46,10 +46,7 @@ class Herd:
 
     def __init__(self, qps, *, places=1):
         self.servers = {(f"v{at}", f"p{place}"): Server(each) for at, each in enumerate(qps) for place in range(places)}
-        self.catalogue = [
-            Catalogue([variant(f"v{at}", usd=(at + 1) * 1e-6, qps=each) for at, each in enumerate(qps)])
-            for _ in range(DRIVERS)
-        ]
+        self.catalogue = Catalogue([variant(f"v{at}", usd=(at + 1) * 1e-6, qps=each) for at, each in enumerate(qps)])
         self.trackers = [StateTracker() for _ in range(DRIVERS)]
         idle = {key: server.publish() for key, server in self.servers.items()}
         self.states = [tracker.observe(idle) for tracker in self.trackers]
@@ -81,9 +78,8 @@ class Herd:
 
     def select(self):
         self.queries += 1
-        driver = self.queries % DRIVERS
-        draw, catalogue = draw_of(f"query-{self.queries}"), self.catalogue[driver]
-        chosen = InfaasSelector().get_variant(Objectives(), catalogue, self.states[driver], draw)
+        states, draw = self.states[self.queries % DRIVERS], draw_of(f"query-{self.queries}")
+        chosen = InfaasSelector().get_variant(Objectives(), self.catalogue, states, draw)
         return chosen.variant, chosen.place
 
     @property

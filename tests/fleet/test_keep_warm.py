@@ -2,9 +2,6 @@
 
 import asyncio
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from serfer.api.observability.pool_metrics import KeepWarmMetrics
 from serfer.control.windows import WarmLevels, window_policies
 from serfer.core.errors import UnavailableError
@@ -150,34 +147,6 @@ async def test_metrics_tell_of_each_model():
 
 
 TARGET = scenario().serverless  # keeps environments for 600 s, 100 at once
-
-
-class Lambda:
-    """Environments as Lambda keeps them: one that was used last is used first, one that was idle too long is gone."""
-
-    def __init__(self):
-        self.used = []  # when, the longest ago first
-
-    def there(self, now):
-        self.used = [when for when in self.used if when + TARGET.keep_alive_s > now]
-        return len(self.used)
-
-    def hold(self, now, count):
-        """Have so many requests at once use environments, new ones where they are lacking."""
-        self.there(now)
-        self.used = self.used[: max(0, len(self.used) - count)] + [now] * count
-
-
-@given(seconds=st.lists(st.tuples(st.floats(1.0, 300.0), st.integers(0, 30), st.integers(0, 120)), max_size=40))
-def test_as_many_are_there_as_are_wanted_within_ten_seconds(seconds):
-    now, functions, warming = 0.0, Lambda(), Pinger(None, TARGET, None)
-    for passed, in_flight, wanted in seconds:
-        for wait_s in (passed, 10.0):
-            now += wait_s
-            pings = warming.due(now, in_flight, wanted)
-            assert 0 <= pings <= TARGET.concurrency - in_flight
-            functions.hold(now, in_flight + pings)
-        assert functions.there(now) >= min(wanted, TARGET.concurrency)
 
 
 def test_queries_that_keep_enough_environments_leave_nothing_to_ping():

@@ -91,6 +91,8 @@ def test_another_version_of_a_network_or_of_its_images_waits_to_be_promoted(regi
     write_onnx(other, tmp_path / "other.onnx")
     first = register(most=2)
     assert (first.version.version, first.live) == (1, True)
+    with pytest.raises(InputError, match=r"small names its classes in another way, application digits has 10"):
+        register(labels=tuple(reversed(LABELS)))
     second = register(tmp_path / "other.onnx", name="small", most=2)
     assert (second.version.version, second.live) == (2, False)
     assert kept().known("digits").live_release.networks == {"small": 1}

@@ -160,9 +160,14 @@ async def test_another_variant_answers_where_one_cannot_be_opened(driver):
     (first, _), (second, _) = (await driver.ask(min_accuracy=0.9), await driver.ask(min_accuracy=0.9))
     assert first.variant.name == second.variant.name != "good"
     assert "not whole" in first.failed
+    assert driver.opened.count("good") == 1
+
+
+async def test_a_variant_that_was_named_and_cannot_be_opened_is_unavailable(driver):
+    driver.broken.add("good")
+    await driver.applications.open()
     with pytest.raises(UnavailableError, match="good"):
         await driver.ask(variant="good")
-    assert driver.opened.count("good") == 1
 
 
 async def test_a_variant_that_could_not_be_opened_comes_back_in_whichever_application_it_is(registry, store):

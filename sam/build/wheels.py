@@ -1,7 +1,7 @@
 """Wheels for a runtime of Lambda's, pinned by lock files, got by pip on whatever machine this is, kept in the cache.
 
-Lambda's python3.12 and later run on Amazon Linux 2023 with glibc 2.34 and libstdc++ of GCC 11: a wheel that needs newer
-ones would install here and fail there at its first import, so tags and symbol versions are both checked.
+Lambda's python3.12 and later run on Amazon Linux 2023 with glibc 2.34 and libstdc++ of GCC 11: pip is asked for wheels
+of that glibc or an older one, and what symbols they want is checked when they are pinned (tests/sam/relock.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.utils import canonicalize_name
 
 from serfer.core.errors import InputError, UnavailableError, UsageError
 from serfer.packaging.build_cache import assembled, in_use
@@ -29,9 +29,7 @@ _PIN = re.compile(r"(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s\\]+)")
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 MACHINES = {"x86_64": "x86_64", "arm64": "aarch64"}
 """AWS's names of architectures, and those in the tags of wheels."""
-_NEWEST = {b"GLIBC": (2, 34), b"GLIBCXX": (3, 4, 29), b"CXXABI": (1, 3, 13)}
-_OLDEST_GLIBC = 17  # manylinux2014, the oldest that anything pinned here is built for
-_SYMBOL_VERSION = re.compile(rb"\b(GLIBC|GLIBCXX|CXXABI)_(\d+(?:\.\d+)+)\0")
+_NEWEST_GLIBC, _OLDEST_GLIBC = 34, 17  # of 2.x: manylinux2014 is the oldest that anything pinned here is built for
 _CREDENTIALS = re.compile(r"//[^/@\s]+@")
 _NO_WHEEL = re.compile(r"No matching distribution found for (\S+)")
 _UNREACHABLE = re.compile(
@@ -63,16 +61,6 @@ def pins(lock: Path) -> tuple[Pin, ...]:
     )
 
 
-def dump(pinned: tuple[Pin, ...]) -> str:
-    lines = [
-        "# Made by `python -m serfer.sam.build.relock` from requirements.txt: wheels of each runtime and architecture."
-    ]
-    for pin in pinned:
-        parts = [f"{pin.name}=={pin.version}", *(f"--hash=sha256:{digest}" for digest in sorted(pin.hashes))]
-        lines.append(" \\\n    ".join(parts))
-    return "\n".join(lines) + "\n"
-
-
 @dataclass(frozen=True)
 class Wheel:
     """A wheel in the cache; `sha256` are hex digits of the whole file."""
@@ -96,9 +84,7 @@ def wheels(lock: Path, runtime: str, architecture: str, cache: Path) -> tuple[Wh
         download(lock, runtime, architecture, directory, "--require-hashes")
         cached = _read(directory, pinned)
         if cached is None:
-            raise InputError(f"pip brought other files than {lock.name} pins: run python -m serfer.sam.build.relock")
-        for wheel in cached:
-            check_glibc(wheel.path)
+            raise InputError(f"pip brought other files than {lock.name} pins: install serfer again")
     return tuple(Wheel(target / wheel.path.name, wheel.name, wheel.version, wheel.sha256) for wheel in cached)
 
 
@@ -125,7 +111,7 @@ def _installed(name: str) -> str | None:
 def download(requirements: Path, runtime: str, architecture: str, directory: Path, *options: str) -> None:
     """Download, with pip, the wheels of a requirements file for a runtime; raises what `wheels` does."""
     machine = MACHINES[architecture]
-    tags = [f"manylinux_2_{minor}_{machine}" for minor in range(_NEWEST[b"GLIBC"][1], _OLDEST_GLIBC - 1, -1)]
+    tags = [f"manylinux_2_{minor}_{machine}" for minor in range(_NEWEST_GLIBC, _OLDEST_GLIBC - 1, -1)]
     command = [
         *(sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check"),
         *("--retries", "2", "--no-deps", "--only-binary=:all:", "--dest", str(directory), *options),
@@ -170,32 +156,3 @@ def _read(directory: Path, pinned: tuple[Pin, ...]) -> tuple[Wheel, ...] | None:
             return None
         read.append(Wheel(path, pin.name, pin.version, digest))
     return tuple(read)
-
-
-def check_glibc(wheel: Path) -> None:
-    """Raise InputError for a wheel that could not be loaded on Amazon Linux 2023."""
-    platforms = {tag.platform for tag in parse_wheel_filename(wheel.name)[3]}
-    if not any(platform == "any" or _glibc(platform) <= _NEWEST[b"GLIBC"] for platform in platforms):
-        raise InputError(f"{wheel.name} is not for glibc 2.34, which Lambda's runtimes have")
-    with zipfile.ZipFile(wheel) as archive:
-        for name in archive.namelist():
-            if ".so" in name:
-                for library, version in newer_than_lambda(archive.read(name)):
-                    raise InputError(
-                        f"{wheel.name}: {name} needs {library} {version}, newer than Lambda's runtimes have"
-                    )
-
-
-def newer_than_lambda(library: bytes) -> list[tuple[str, str]]:
-    """Return the symbol versions in a shared library's bytes that Amazon Linux 2023 does not have."""
-    versions = {(kind, tuple(map(int, version.split(b".")))) for kind, version in _SYMBOL_VERSION.findall(library)}
-    return [
-        (kind.decode(), ".".join(map(str, version))) for kind, version in sorted(versions) if version > _NEWEST[kind]
-    ]
-
-
-def _glibc(platform: str) -> tuple[int, ...]:
-    if platform.startswith("manylinux2014_"):
-        return (2, _OLDEST_GLIBC)
-    match = re.match(r"manylinux_(\d+)_(\d+)_", platform)
-    return (int(match[1]), int(match[2])) if match else (sys.maxsize,)

@@ -29,7 +29,6 @@ RUNTIMES = ("python3.13", "python3.12", "python3.14")
 DRIVER_RUNS = ("auto", "always", "never")
 """Whether a driver function runs a plan of one function itself (sam/cost/driver_runs.py)."""
 ARCHITECTURES = ("x86_64", "arm64")
-_OLD_RUNTIME = "python3.11"
 HANDLER = "serfer.lambdas.bootstrap.handler"
 """The handler of the stages' functions."""
 _BASE_IMAGE = "public.ecr.aws/lambda/python"  # AWS's own, for both architectures
@@ -210,11 +209,6 @@ class Options:
 
     def check(self) -> None:
         check_name(self.name)
-        if self.runtime == _OLD_RUNTIME:
-            raise UsageError(
-                "--runtime python3.11 runs on Amazon Linux 2 with glibc 2.26, where ONNX Runtime and numpy cannot be "
-                f"loaded: they need 2.28. Choose {_listed(RUNTIMES)}"
-            )
         for option, value, known in (
             ("--drivers", self.drivers, DRIVERS),
             ("--store", self.store, STORES),
@@ -224,79 +218,46 @@ class Options:
             ("driver_runs", self.driver_runs, DRIVER_RUNS),
         ):
             if value not in known:
-                raise UsageError(f"{option} is {_listed(known)}, not {value!r}")
-        if (self.store == "s3express") != (self.zone is not None):
-            raise UsageError("zone, an availability zone's id such as use1-az4, goes with --store s3express")
-        if self.reserved_concurrency is not None and self.reserved_concurrency < 1:
-            raise UsageError(f"reserved_concurrency is 1 or more, not {self.reserved_concurrency}")
-        self._check_results()
-        self._check_applications()
+                raise UsageError(f"{option} is {', '.join(known[:-1])} or {known[-1]}, not {value!r}")
         if self.base_image is not None and not _IMAGE.fullmatch(self.base_image):
             raise UsageError(f"base_image is an image such as {_BASE_IMAGE}:3.13, not {self.base_image!r:.80}")
-        if self.gpu is not None:
-            self._check_pool(self.gpu)
-        if self.pings is not None:
-            self._check_pings(self.pings)
-        if self.provisioned_concurrency is not None:
-            self._check_provisioned(self.provisioned_concurrency)
+        if self.results_days is not None and not 1 <= self.results_days <= _MOST_RESULTS_DAYS:
+            raise UsageError(f"results_days is 1 to {_MOST_RESULTS_DAYS}, or 0 for none, not {self.results_days}")
+        for name, count in (
+            ("reserved_concurrency", self.reserved_concurrency),
+            ("provisioned_concurrency", self.provisioned_concurrency),
+        ):
+            if count is not None and count < 1:
+                raise UsageError(f"{name} is 1 or more, not {count}")
+        for chosen in (self.gpu, self.pings, self.applications):
+            if chosen is not None:
+                chosen.check()
+        self._check_together()
+
+    def _check_together(self) -> None:
+        """Raise UsageError for two choices of which one excludes the other."""
+        if (self.store == "s3express") != (self.zone is not None):
+            raise UsageError("zone, an availability zone's id such as use1-az4, goes with --store s3express")
+        if self.results_days is not None and self.by_state_machine:
+            raise UsageError(f"results_days goes with --engine push or poll: {self.engine} keeps no results")
+        if self.applications is not None and self.by_state_machine:
+            raise UsageError(f"--app goes with --engine push or poll: {self.engine} runs one plan")
+        if self.applications is not None and self.driver_runs == "always":
+            raise UsageError("driver_runs=always: with --app a driver invokes the functions of several variants")
+        if self.gpu is not None and self.drivers != "fleet":
+            raise UsageError("--gpu-instance-type goes with --drivers fleet: a driver function ends with its request")
+        if self.gpu is not None and self.architecture != "x86_64":
+            raise UsageError("--gpu-instance-type goes with --architecture x86_64, which instances and drivers share")
+        if self.pings is not None and self.drivers != "function":
+            raise UsageError("ping_every goes with --drivers function; for a fleet there is serfer deploy warm --stack")
+        if self.provisioned_concurrency is not None and self.snapstart:
+            raise UsageError("provisioned_concurrency does not go with --snapstart: a function has one of them")
 
     def check_plan(self, plan: Plan) -> None:
         """Raise UsageError for a choice that does not go with where a plan's functions have their weights."""
-        stages = [f"stage-{number}" for number, stage in enumerate(plan.stages) if stage.weights_in == CONTAINER]
-        if not stages:
-            return
-        if self.gpu is not None:
-            raise UsageError(
-                f"--gpu-instance-type: {stages[0]} has its weights in a container image, which instances do not read: "
-                "split with --set weights=fetched, or package without a pool"
-            )
-
-    def _check_results(self) -> None:
-        if self.results_days is None:
-            return
-        if not 1 <= self.results_days <= _MOST_RESULTS_DAYS:
-            raise UsageError(f"results_days is 1 to {_MOST_RESULTS_DAYS}, or 0 for none, not {self.results_days}")
-        if self.by_state_machine:
-            raise UsageError(f"results_days goes with --engine push or poll: {self.engine} keeps no results")
-
-    def _check_applications(self) -> None:
-        if self.applications is None:
-            return
-        self.applications.check()
-        if self.by_state_machine:
-            raise UsageError(f"--app goes with --engine push or poll: {self.engine} runs one plan")
-        if self.driver_runs == "always":
-            raise UsageError("driver_runs=always: with --app a driver invokes the functions of several variants")
-
-    def _check_pings(self, pings: Pings) -> None:
-        pings.check()
-        if self.drivers != "function":
-            raise UsageError(
-                "ping_every goes with --drivers function, which the schedule invokes: a fleet's drivers are always "
-                "there; run serfer deploy warm --stack STACK --every-s N"
-            )
-
-    def _check_provisioned(self, queries: int) -> None:
-        if queries < 1:
-            raise UsageError(f"provisioned_concurrency is 1 query at once or more, not {queries}")
-        if self.snapstart:
-            raise UsageError(
-                "provisioned_concurrency does not go with --snapstart, since Lambda keeps no environments of "
-                "functions that start from snapshots: choose one of them"
-            )
-
-    def _check_pool(self, pool: GpuPool) -> None:
-        if self.drivers != "fleet":
-            raise UsageError(
-                "--gpu-instance-type goes with --drivers fleet: a driver function runs only while a request does, too "
-                "short to watch a pool"
-            )
-        if self.architecture != "x86_64":
-            raise UsageError(
-                "--gpu-instance-type goes with --architecture x86_64, which the instances share with the drivers"
-            )
-        pool.check()
-
-
-def _listed(words: tuple[str, ...]) -> str:
-    return f"{', '.join(words[:-1])} or {words[-1]}"
+        for number, stage in enumerate(plan.stages):
+            if self.gpu is not None and stage.weights_in == CONTAINER:
+                raise UsageError(
+                    f"--gpu-instance-type: stage-{number} has its weights in a container image, which instances do "
+                    "not read: split with --set weights=fetched, or package without a pool"
+                )

@@ -30,10 +30,10 @@ from serfer.core.costs.cost_model import (
     stage_price,
     task_seconds,
 )
-from serfer.core.plan import CACHE, FETCHED, Plan, Stage
+from serfer.core.plan import CACHE, FETCHED, Plan
 from serfer.core.units import FLOAT_BYTES, MB_PER_GB
 from serfer.drivers.poll import POLLING
-from serfer.drivers.stepfunctions.asl import compile_plan, local_functions
+from serfer.drivers.stepfunctions.asl import AT_ONCE
 from serfer.fleet.registry import REQUESTS_PER_S
 from serfer.lambdas.weights import PART_BYTES
 from serfer.pipeline.warm import HOLD_S, environments
@@ -63,13 +63,8 @@ class Deployed:
 
     @property
     def store(self) -> StoreFacts:
-        facts = self.facts
-        return {
-            "s3": facts.s3,
-            "s3express": facts.s3express,
-            "valkey": facts.valkey,
-            "redis": facts.redis_serverless,
-        }[self.options.store]
+        facts: StoreFacts = getattr(self.facts, self.table)
+        return facts
 
     @property
     def table(self) -> str:
@@ -219,11 +214,9 @@ class _Step:
 
 def _steps(deployed: Deployed) -> list[_Step]:
     """Return what a query invokes; only the push engine carries outputs, state machines carry no crops either."""
-    plan, engine = deployed.plan, deployed.options.engine
-    if engine != "push":
-        plan = replace(plan, stages=tuple(replace(stage, path=CACHE) for stage in plan.stages))
-    else:
-        plan = replace(plan, stages=tuple(_handed_on(stage) for stage in plan.stages))
+    plan, carries = deployed.plan, deployed.options.engine == "push"
+    stages = (stage if carries and stage.inline else replace(stage, path=CACHE) for stage in plan.stages)
+    plan = replace(plan, stages=tuple(stages))
     gangs = {stage: gang for gang in plan.gangs for stage in gang.stages} if deployed.options.runs_gangs else {}
     steps = []
     for number, stage in enumerate(plan.stages):
@@ -244,11 +237,6 @@ def _steps(deployed: Deployed) -> list[_Step]:
         )
         steps[0] = replace(steps[0], load=load)
     return steps
-
-
-def _handed_on(stage: Stage) -> Stage:
-    """Return a stage whose objects go where everything goes: a deployment has one store."""
-    return stage if stage.inline else replace(stage, path=CACHE)
 
 
 def _workers(deployed: Deployed, steps: list[_Step], platform: Platform) -> list[Line]:
@@ -345,8 +333,7 @@ def _waiting_for_starts(deployed: Deployed, steps: list[_Step], platform: Platfo
 
 def _engine(deployed: Deployed, seconds: float) -> list[Line]:
     if deployed.options.engine == "stepfunctions":
-        count = transitions(compile_plan(deployed.plan, local_functions(deployed.plan), express=False))
-        return [deployed.line("transitions", count, "transitions", "services.price_transition")]
+        return [deployed.line("transitions", transitions(deployed.plan), "transitions", "services.price_transition")]
     if deployed.options.engine == "stepfunctions-express":
         chunks = -(-seconds // _CHUNK_S) * _CHUNK_S
         used = chunks * deployed.facts.services.express_memory / MB_PER_GB
@@ -357,23 +344,14 @@ def _engine(deployed: Deployed, seconds: float) -> list[Line]:
     return []
 
 
-def transitions(machine: Mapping[str, Any]) -> int:
-    """Count the states that an execution of a compiled plan enters where nothing fails."""
-    lists = machine["States"][machine["StartAt"]]["Result"]
-    return _entered(machine["States"], machine["StartAt"], lists)
+def transitions(plan: Plan) -> int:
+    """Count the states that an execution of a plan enters where nothing fails: the first, the last, and its stages.
 
-
-def _entered(states: Mapping[str, Any], first: str | None, lists: Any) -> int:  # noqa: ANN401 - the tiles of each stage
-    count, name = 0, first
-    while name is not None:
-        state = states[name]
-        count += 1
-        if state["Type"] == "Map":
-            items = lists[state["ItemsPath"].rsplit(".", 1)[-1]] if isinstance(lists, dict) else lists
-            inner = state["ItemProcessor"]
-            count += sum(_entered(inner["States"], inner["StartAt"], item) for item in items)
-        name = state.get("Next")
-    return count
+    A stage of several tiles is a Map, which enters a state for each of them, and for each group where they are many.
+    """
+    several = [stage.grid.tiles for stage in plan.stages if stage.grid.tiles > 1]
+    groups = sum(math.ceil(tiles / AT_ONCE) for tiles in several if tiles > AT_ONCE)
+    return 2 + len(plan.stages) + sum(several) + groups
 
 
 def _driver(deployed: Deployed, steps: list[_Step], seconds: float, cold_share: float) -> list[Line]:

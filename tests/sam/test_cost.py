@@ -78,8 +78,11 @@ def test_transitions_are_those_that_the_machine_itself_has():
     plan = small_plan()
     first, last = plan.stages
     many = replace(first, tiles=first.tiles * 50, grid=Grid(10, 10))
-    machine = compile_plan(replace(plan, stages=(many, last)), local_functions(plan), express=False)
-    assert transitions(machine) == 1 + (1 + 3 + 100) + 1 + 1  # three groups of at most forty
+    plan = replace(plan, stages=(many, last))
+    machine = compile_plan(plan, local_functions(plan), express=False)
+    [groups, one] = machine["States"]["tiles"]["Result"].values()
+    assert (len(groups), sum(map(len, groups)), one) == (3, 100, None)
+    assert transitions(plan) == 1 + (1 + 3 + 100) + 1 + 1  # three groups of at most forty
 
 
 def test_cold_queries_cost_more_and_snapshots_their_restores():

@@ -77,7 +77,7 @@ def test_plans_that_aws_refuses_are_refused_with_the_option(plan, choices, words
         ({"pings": Pings(0)}, "ping_every is 1 minute or more"),
         ({"pings": Pings(5, 0)}, "ping_queries is 1 to 1000"),
         ({"pings": Pings(5), "drivers": "fleet"}, "ping_every goes with --drivers function"),
-        ({"provisioned_concurrency": 0}, "provisioned_concurrency is 1 query"),
+        ({"provisioned_concurrency": 0}, "provisioned_concurrency is 1 or more"),
         ({"provisioned_concurrency": 1, "snapstart": True}, "does not go with --snapstart"),
         *(({"results_days": days}, f"results_days is 1 to 30, or 0 for none, not {days}") for days in (-1, 0, 31)),
         ({"results_days": 1, "engine": "stepfunctions-express"}, "results_days .*: stepfunctions-express keeps no"),

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +27,13 @@ from serfer.sam.cost.marginal import (
     registry_lines,
 )
 from serfer.sam.deployment import load_deployment, load_packaged_cold, load_packaged_plan, load_template
-from serfer.sam.options import DRIVERS, ENGINES, STORES, TEMPLATE, Options
+from serfer.sam.options import TEMPLATE, Options
 from serfer.sam.template.intrinsics import check_parameters, resources
-from serfer.sam.template.template import make_template
 
 LOADS = (1_000, 100_000, 10_000_000)
 """Queries a month, by default."""
 _MOST_QUERIES = 10**12
 _AT_ONCE = 16  # queries that a driver of a fleet takes at once: SERFER_API_IN_FLIGHT's default
-_EMAIL = "AlarmEmail"
 _DRIVER = "DriverFunction"
 IN_PROCESS = "inprocess"
 """SERFER_WORKERS of a driver function that runs its plan itself."""
@@ -62,10 +59,7 @@ class Month:
 
 @dataclass(frozen=True)
 class Bill:
-    """The costs of a deployment: lines of an idle month, a warm and a cold query, a burst of `burst` queries, months.
-
-    `alarms_usd` is what a month of alarms would cost on top, where the template has them and they are off.
-    """
+    """The costs of a deployment: an idle month, a warm and a cold query, a burst of `burst` queries, months."""
 
     deployed: Deployed
     idle: tuple[Line, ...]
@@ -73,7 +67,6 @@ class Bill:
     cold: Usage
     burst: int
     months: tuple[Month, ...]
-    alarms_usd: float
 
     @property
     def idle_usd(self) -> float:
@@ -103,14 +96,12 @@ class Bill:
             else f"a driver function of {deployed.driver_mb:,} MB waits for its query and is billed for all of it"
         )
         notes = [
-            "us-east-1's prices, on demand, without any free tier: not even the first ten alarms are subtracted",
+            "us-east-1's prices, on demand, without any free tier; alarms where --parameter AlarmEmail=x is given",
             fleet,
             f"an environment is kept warm {facts.functions.kept_warm:.0f} s, so rare queries find none",
             f"an invocation logs {services.log_bytes:,} bytes, an answer has {services.answer_bytes:,}",
             "one image a query, each month's queries evenly at random, no retries, duplicates or health checks",
         ]
-        if self.alarms_usd:
-            notes.append(f"no alarms: they cost ${self.alarms_usd:.2f} a month where {_EMAIL} is given")
         notes += self._of_pool()
         notes += self._of_kept()
         if deployed.cold:
@@ -243,17 +234,7 @@ def bill(
         if kept:
             idle.append(deployed.line(f"{what}, if not compressed", kept / _GB, "GB", f"services.{price}"))
     months = tuple(_month(deployed, tuple(idle), load, cold_share) for load in loads)
-    alarms = 0.0 if (parameters or {}).get(_EMAIL) else _alarms_usd(deployed, template, parameters or {})
-    return Bill(deployed, tuple(idle), query_usage(deployed), query_usage(deployed, 1.0), burst, months, alarms)
-
-
-def _alarms_usd(deployed: Deployed, template: Template, parameters: Mapping[str, str]) -> float:
-    """Return the dollars a month that alarms would cost, which are not in the template without an address."""
-    usd, usd_without = (
-        sum(line.usd for line in fixed_costs(template, deployed.facts, {**parameters, **more}, deployed.options.region))
-        for more in ({_EMAIL: "someone@example.org"}, {})
-    )
-    return usd - usd_without
+    return Bill(deployed, tuple(idle), query_usage(deployed), query_usage(deployed, 1.0), burst, months)
 
 
 def _month(deployed: Deployed, idle: tuple[Line, ...], queries: int, cold_share: float | None) -> Month:
@@ -302,32 +283,6 @@ def _logs(deployed: Deployed, queries: int) -> Line:
     return deployed.line("logs kept 14 days", gigabytes, "GB-months", "services.price_log_gb")
 
 
-@dataclass(frozen=True)
-class Row:
-    """A combination of choices: a warm query's expected milliseconds, dollars an idle month and at each load."""
-
-    drivers: str
-    store: str
-    engine: str
-    ms: float
-    idle_usd: float
-    months_usd: tuple[float, ...]
-
-
-def markdown(rows: Sequence[Row], loads: Sequence[int] = LOADS) -> str:
-    months = "".join(f" {load:,} queries |" for load in loads)
-    head = f"| drivers | store | engine | warm query | idle month |{months}\n|---|---|---|---:|---:|" + "---:|" * len(
-        loads
-    )
-    body = [
-        f"| {row.drivers} | {row.store} | {row.engine} | {row.ms:.0f} ms | "
-        + " | ".join(f"${usd:,.2f}" for usd in (row.idle_usd, *row.months_usd))
-        + " |"
-        for row in rows
-    ]
-    return "\n".join([head, *body])
-
-
 def price_build(
     build: Path,
     facts: AwsFacts,
@@ -357,26 +312,3 @@ def price_build(
         raise InputError(
             f"{build / TEMPLATE} has something altered that cannot be priced ({error}): package again"
         ) from error
-
-
-def compare_build(build: Path, facts: AwsFacts, loads: Sequence[int] | None = None) -> list[Row]:
-    """Price BUILD's plan with every choice of drivers, store and engine, everything else as it was packaged.
-
-    A GPU pool and pings are left out: they would cost the same in each row that can have them.
-    """
-    deployment = load_deployment(build)
-    plan, packaged = priced_query(load_packaged_plan(build, deployment.current)), deployment.options
-    express = packaged.zone or next(iter(facts.zones.get(packaged.region, ())), None)
-    rows = []
-    for drivers, store, engine in product(DRIVERS, STORES, ENGINES):
-        zone = express if store == "s3express" else None
-        if store == "s3express" and zone is None:
-            continue
-        options = replace(packaged, drivers=drivers, store=store, engine=engine, zone=zone, gpu=None, pings=None)
-        own = decide(plan, options, facts)
-        runs = bool(deployment.driver_runs) and own.runs  # whether the packages fit is known for what was packaged
-        template = make_template(options, [plan], driver_runs={deployment.current: own.memory_mb} if runs else None)
-        priced = bill(deployed(plan, options, facts, template), template, loads=loads or LOADS)
-        costs = tuple(month.usd for month in priced.months)
-        rows.append(Row(drivers, store, engine, 1000 * priced.warm.seconds, priced.idle_usd, costs))
-    return rows

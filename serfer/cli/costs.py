@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import typer
@@ -36,13 +35,10 @@ def cost(options: CostCommand, _context: typer.Context) -> None:
     if built:
         if options.store is not None or options.memory is not None:
             raise UsageError(f"{directory} has its store and memory: package it with others, or give a plan directory")
-        if options.compare:
-            _compare_costs(options)
-        else:
-            _cost_of_build(options)
+        _cost_of_build(options)
         return
-    if options.compare or options.parameter:
-        raise UsageError(f"--compare and --parameter want a BUILD directory, not {directory}")
+    if options.parameter:
+        raise UsageError(f"--parameter wants a BUILD directory, not {directory}")
     plan = load_plan(directory)
     if options.has_load:
         show_load_costs(directory, plan, options)
@@ -74,18 +70,6 @@ def _cost_of_build(options: CostCommand) -> None:
         print_json(bill.as_dict())
     else:
         _print_bill(bill)
-
-
-def _compare_costs(options: CostCommand) -> None:
-    from serfer.sam.cost.bill import LOADS, compare_build, markdown  # noqa: PLC0415 - the command line starts fast
-
-    loads = options.per_month or LOADS
-    rows = compare_build(options.directory, load_settings().facts(), loads)
-    if options.as_json:
-        for row in rows:
-            print_json(asdict(row))
-    else:
-        print(markdown(rows, loads))  # noqa: T201 - Markdown goes out as it is
 
 
 def _print_prices(prices: Prices) -> None:

@@ -148,7 +148,6 @@ class PriceOptions(Options):
     )
     memory: int | None = option(None, "MB of every function; by default each stage's own.")
     parameter: tuple[str, ...] = option((), "A parameter of BUILD, such as AlarmEmail=x.", metavar="NAME=VALUE")
-    compare: bool = option(False, "With BUILD: a table of all drivers, stores and engines, in Markdown.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +156,7 @@ class CostCommand(LoadOptions, PriceOptions, MonthOptions):
 
     command: ClassVar[str] = "cost"
     line: ClassVar[str] = (
-        "log qps path instance slo_ms scenario size burst store cold_share memory per_month parameter compare as_json"
+        "log qps path instance slo_ms scenario size burst store cold_share memory per_month parameter as_json"
     )
 
     directory: Path = argument(

@@ -33,7 +33,6 @@ GENERATIONS = "plans"
 """The directory of a BUILD that has the functions of plans."""
 COLD_FUNCTIONS = "cold-"
 """The beginning of the names that a record has for functions of a cold plan."""
-_OPTIONAL = frozenset({"weights", "images", "cold", "driver_runs", "beside"})
 _ADVICE = "write it again with serfer deploy package"
 
 
@@ -81,10 +80,7 @@ def is_replaceable(directory: Path) -> bool:
 
 def dump_deployment(deployment: Deployment) -> str:
     """Return the text of `deployment.json`; the same deployment gives the same text."""
-    document = unstructure(deployment)
-    for name in [name for name in _OPTIONAL if not document[name]]:
-        del document[name]
-    return json.dumps(document, indent=2, sort_keys=True) + "\n"
+    return json.dumps(unstructure(deployment), indent=2, sort_keys=True) + "\n"
 
 
 def parse_deployment(text: str) -> Deployment:
@@ -95,8 +91,6 @@ def parse_deployment(text: str) -> Deployment:
         raise InputError(f"{RECORD} is not JSON: {_ADVICE}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise InputError(f"{RECORD} is of another format than {FORMAT}: {_ADVICE}")
-    if isinstance(options := document.get("options"), dict):
-        options.setdefault("driver_runs", "never")  # drivers of before ran no plan themselves
     try:
         deployment = structure(Deployment, document, "record")
         _check(deployment)

@@ -26,7 +26,6 @@ from serfer.sam.cost.marginal import registry_lines
 from serfer.sam.options import Options, Pings
 from serfer.sam.template.intrinsics import resources
 
-_SERVICES = ("lambda", "s3", "cloudformation", "logs")
 _S_PER_MINUTE = 60
 _MOST_NAMED = 3
 
@@ -59,34 +58,14 @@ def check_deployable(
 def check_region(options: Options, facts: AwsFacts) -> None:
     """Raise UsageError for a region or a zone that AWS has not, or that lacks what was chosen."""
     session, region = Session({"profile": (None, None, None, None)}), options.region  # whatever AWS_PROFILE says
-    known = {
-        name: partition
-        for partition in session.get_available_partitions()
-        for name in session.get_available_regions("lambda", partition)
-    }
+    partitions = session.get_available_partitions()
+    known = [name for partition in partitions for name in session.get_available_regions("lambda", partition)]
     if region not in known:
         near = difflib.get_close_matches(region, known, _MOST_NAMED)
         raise UsageError(f"--region {region} is not a region with Lambda{f': did you mean {near[0]}?' if near else ''}")
-    for service in _services(options):
-        if region not in session.get_available_regions(service, known[region]):
-            raise UsageError(
-                f"--region {region} has no {service}: choose another region or other --drivers and --store"
-            )
     if options.snapstart and region in facts.regions_without.get("snapstart", ()):
         raise UsageError(f"--snapstart: {region} has none; leave it out, or choose another --region")
     _check_zone(options, facts)
-
-
-def _services(options: Options) -> list[str]:
-    more = {
-        "apigateway": options.drivers == "function",
-        "elbv2": options.drivers == "fleet",
-        "wafv2": options.drivers == "fleet",
-        "elasticache": options.store in {"valkey", "redis"},
-        "stepfunctions": options.by_state_machine,
-        "events": options.pings is not None,
-    }
-    return [*_SERVICES, *(name for name, needed in more.items() if needed)]
 
 
 def _check_zone(options: Options, facts: AwsFacts) -> None:

@@ -190,11 +190,13 @@ def ask(run: Smoke, session: Any, budget: Budget, say: Say) -> None:  # noqa: AN
         say("the plan does not say how an image becomes its input: the REST API is not queried")
         return
     budget.allow(f"{QUERIES} queries to the REST API", run.bill.cold.usd + QUERIES * run.bill.warm.usd)
-    outputs, gateway = _outputs(run, session), session.client("apigateway")
+    gateway = session.client("apigateway")
+    [stack] = session.client("cloudformation").describe_stacks(StackName=run.stack)["Stacks"]
+    outputs = {each["OutputKey"]: each["OutputValue"] for each in stack["Outputs"]}
     key = gateway.get_api_key(apiKey=outputs["ApiKeyId"], includeValue=True)["value"]
     answers, latencies = set(), []
     with Client(_reachable(outputs["Url"], gateway.meta.endpoint_url), api_key=key) as client:
-        _until_open(client)
+        retry(client.models, _OPENING, time.sleep)
         for number in range(QUERIES):
             budget.spend(run.bill.warm.usd if number else run.bill.cold.usd)
             started = time.perf_counter()
@@ -210,21 +212,12 @@ def ask(run: Smoke, session: Any, budget: Budget, say: Say) -> None:  # noqa: AN
     say(f"REST API: first query {latencies[0] * 1000:.0f} ms, then {warm[0] * 1000:.0f} to {warm[-1] * 1000:.0f} ms")
 
 
-def _outputs(run: Smoke, session: Any) -> dict[str, str]:  # noqa: ANN401 - same
-    [stack] = session.client("cloudformation").describe_stacks(StackName=run.stack)["Stacks"]
-    return {each["OutputKey"]: each["OutputValue"] for each in stack["Outputs"]}
-
-
 def _reachable(url: str, endpoint: str) -> str:
     """Return where a REST API answers: at its URL, or below an emulator's endpoint (AWS_ENDPOINT_URL) by its id."""
     if (urlsplit(endpoint).hostname or "").endswith((".amazonaws.com", ".amazonaws.com.cn")):
         return url
     parts = urlsplit(url)
     return f"{endpoint}/_aws/execute-api/{(parts.hostname or '').partition('.')[0]}{parts.path}"
-
-
-def _until_open(client: Client) -> None:
-    retry(client.models, _OPENING, time.sleep)
 
 
 def _image(plan: Plan) -> bytes:

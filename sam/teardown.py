@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, WaiterError
 
 from serfer.core.errors import UnavailableError
 from serfer.sam.stacks import companion_stack, find_stack, our_stack
@@ -71,8 +71,6 @@ def _empty(store: Any, bucket: str, prefix: str = "") -> None:  # noqa: ANN401 -
 
 
 def _left(formation: Any, identity: str) -> list[str]:  # noqa: ANN401 - same
-    from botocore.exceptions import WaiterError  # noqa: PLC0415 - only where one waits
-
     try:
         waiter = formation.get_waiter("stack_delete_complete")
         waiter.wait(StackName=identity, WaiterConfig={"Delay": _WAIT_S, "MaxAttempts": _WAITS})

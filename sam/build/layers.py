@@ -44,7 +44,6 @@ FROM ${{BASE_IMAGE}}
 COPY worker/ ${{LAMBDA_TASK_ROOT}}/
 COPY function/ ${{LAMBDA_TASK_ROOT}}/
 """
-_TRIES = 2
 _BLOCK = 1 << 20
 _FORMAT = "1"  # of what lies in the cache
 
@@ -141,19 +140,19 @@ def _layer(kind: str, name: str, target: Path, options: Options, cache: Path) ->
     python = interpreter(options.runtime)
     compiled_by = _version(python) if python else None
     kept = cache / "layers" / _stamp(kind, options, compiled_by)
-    for _ in range(_TRIES):
-        try:
-            if not in_use(kept):
-                _assemble(kept, kind, name, options, cache, python)
+    try:
+        layer = _unaltered(kept, compiled_by) if in_use(kept) else None
+        if layer is None:
+            shutil.rmtree(kept, ignore_errors=True)  # it was altered, or a link to it
+            _assemble(kept, kind, name, options, cache, python)
             layer = _unaltered(kept, compiled_by)
-        except OSError as error:
-            reason = error.strerror or error
-            raise UnavailableError(f"{cache} cannot be written: {reason}: choose another SERFER_CACHE_DIR") from error
-        if layer is not None:
-            link_tree(kept / "layer", target)
-            return layer
-        shutil.rmtree(kept, ignore_errors=True)  # it was altered, or a link to it
-    raise UnavailableError(f"something alters {kept} all the time: choose another SERFER_CACHE_DIR")
+    except OSError as error:
+        reason = error.strerror or error
+        raise UnavailableError(f"{cache} cannot be written: {reason}: choose another SERFER_CACHE_DIR") from error
+    if layer is None:
+        raise UnavailableError(f"something alters {kept}: choose another SERFER_CACHE_DIR")
+    link_tree(kept / "layer", target)
+    return layer
 
 
 worker_layer = functools.partial(_layer, "worker", WORKER_LAYER)

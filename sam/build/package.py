@@ -31,21 +31,10 @@ from serfer.core.costs.account import AccountQuotas
 from serfer.core.errors import InputError, PlanError, UnavailableError, UsageError
 from serfer.core.plan import CONTAINER, Artefact, Plan
 from serfer.plan_directory import COLD_DIRECTORY, check_artefacts, load_cold_plan, load_plan, plan_files, write_plan
+from serfer.sam.build import layers
 from serfer.sam.build.fetch import fetch_plan
-from serfer.sam.build.layers import (
-    check_size,
-    driver_layer,
-    function_directory,
-    gpu_layer,
-    health_directory,
-    image_directory,
-    piece_directory,
-    runner_layer,
-    weights_layer,
-    worker_layer,
-)
 from serfer.sam.build.sbom import SBOM, dump_sbom
-from serfer.sam.build.tree import Built, combined_digest, link_tree, seal
+from serfer.sam.build.tree import Built, link_tree, seal, tree_digest
 from serfer.sam.build.wheels import GPU
 from serfer.sam.cost.driver_runs import decide, require
 from serfer.sam.cost.scenario import Profile, check_pool, make_scenario
@@ -312,14 +301,13 @@ class _Writer:
         sources = _different(source for generation in generations for source in generation.sources)
         plans = [generation.main.plan for generation in generations]
         self.progress("collecting the workers' dependencies")
-        worker = worker_layer(self.build / _LAYERS / "worker", self.options, cache)
+        worker = layers.worker_layer(self.build / _LAYERS / "worker", self.options, cache)
         self.progress("collecting the drivers' dependencies")
-        driver = driver_layer(self.build / _LAYERS / "driver", self.options, cache)
-        layers = {f"{_LAYERS}/worker": worker, f"{_LAYERS}/driver": driver}
-        driver_runs = self._driver_runs(generations, driver, layers)
+        driver = layers.driver_layer(self.build / _LAYERS / "driver", self.options, cache)
+        driver_runs = self._driver_runs(generations, driver)
         if self.options.gpu:
             self.progress("collecting what GPU instances compute with")
-            layers[f"{_LAYERS}/{GPU}"] = gpu_layer(self.build / _LAYERS / GPU, self.options, cache)
+            layers.gpu_layer(self.build / _LAYERS / GPU, self.options, cache)
         own = [source.plan for source in current.sources]
         self.progress(f"writing {sum(len(plan.functions) for plan in own)} functions")
         written = {digest12(source.plan): self._source(source, worker) for source in sources}
@@ -355,7 +343,7 @@ class _Writer:
                 if plan
                 for name, size in written[digest12(plan)].items()
             },
-            digest=combined_digest(self.build, layers),
+            digest=tree_digest(self.build),
             weights={file.sha256: file.bytes for file in fetched(every)},
             images=tuple(image for each in every for image in images_of(each)),
             cold={main: digest12(plan) for main, plan in cold.items()},
@@ -376,14 +364,14 @@ class _Writer:
         self._weights(source)
         return sizes
 
-    def _driver_runs(self, generations: list[_Generation], driver: Built, layers: dict[str, Built]) -> dict[str, int]:
+    def _driver_runs(self, generations: list[_Generation], driver: Built) -> dict[str, int]:
         """Write what a driver function needs besides where it runs a plan itself; return its memory by such a plan."""
         plans = [generation.main.plan for generation in generations if generation.cold is None]
         facts, place = self.account.within(self.settings.facts()), self.build / _LAYERS / _RUNNER
         if not any(decide(plan, self.options, facts).runs for plan in plans):
             return {}
         self.progress("collecting what a driver computes with")
-        runner = runner_layer(place, self.options, self.settings.cache_dir)
+        runner = layers.runner_layer(place, self.options, self.settings.cache_dir)
         own = sum(len(text.encode()) for plan in plans for text in plan_files(plan).values())
         sizes = {digest12(plan): driver.bytes + runner.bytes + own + plan.function_bytes(0, 0) for plan in plans}
         for plan in plans[: plans[0] is generations[0].main.plan]:  # the one before may be of several functions
@@ -393,8 +381,7 @@ class _Writer:
         if not runs:
             shutil.rmtree(place)
             return {}
-        layers[f"{_LAYERS}/{_RUNNER}"] = runner
-        health_directory(self.build / _HEALTH)
+        layers.health_directory(self.build / _HEALTH)
         return runs
 
     def _generation(self, plan: Plan, directory: Path, worker: Built) -> dict[str, int]:
@@ -405,14 +392,14 @@ class _Writer:
             name = f"{stage}-{number}"
             if plan.stages[stage].weights_in == CONTAINER:
                 layer, base = self.build / _LAYERS / "worker", self.options.builds_on
-                own = [image_directory(place / "images" / name, plan, directory, stage, number, layer, base)]
-                sizes[name] = check_size(name, worker, own, facts.image_limit)
+                own = [layers.image_directory(place / "images" / name, plan, directory, stage, number, layer, base)]
+                sizes[name] = layers.check_size(name, worker, own, facts.image_limit)
                 continue
             own = [
-                function_directory(place / "functions" / name, plan, directory, stage, number),
-                weights_layer(place / "weights" / name, plan, directory, stage, number),
+                layers.function_directory(place / "functions" / name, plan, directory, stage, number),
+                layers.weights_layer(place / "weights" / name, plan, directory, stage, number),
             ]
-            sizes[name] = check_size(name, worker, own, facts.package_limit)
+            sizes[name] = layers.check_size(name, worker, own, facts.package_limit)
         return sizes
 
     def _weights(self, source: _Source) -> None:
@@ -421,7 +408,7 @@ class _Writer:
             if place.exists():  # of another plan
                 continue
             if source.directory:
-                piece_directory(place, piece, source.directory / weights.path)
+                layers.piece_directory(place, piece, source.directory / weights.path)
             elif source.build:
                 link_tree(source.build / _WEIGHTS / piece.name, place)
 

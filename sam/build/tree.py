@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,24 +72,10 @@ def settle(directory: Path) -> None:
 
 def tree_digest(directory: Path) -> str:
     """Return the SHA-256, 64 hex digits, of all files below a directory: their paths, contents and executable bits."""
-    return _digest((name, directory / name) for name in _files(directory))
-
-
-def combined_digest(directory: Path, parts: Mapping[str, Built]) -> str:
-    """Return the SHA-256 of a directory, of which `parts`, by their paths, have been digested before."""
-    inside = tuple(f"{part}/" for part in parts)
-    rest = (name for name in _files(directory) if not name.startswith(inside))
-    digest = hashlib.sha256(_digest((name, directory / name) for name in rest).encode())
-    for name, part in sorted(parts.items()):
-        digest.update(f"\n{name}\0{part.digest}".encode())
-    return digest.hexdigest()
-
-
-def _digest(files: Iterable[tuple[str, Path]]) -> str:
     digest = hashlib.sha256()
-    for name, path in files:
-        executable = int(bool(path.stat().st_mode & stat.S_IXUSR))
-        digest.update(f"{name}\0{executable}\0{_sha256(path)}\n".encode())
+    for name in _files(directory):
+        executable = int(bool((directory / name).stat().st_mode & stat.S_IXUSR))
+        digest.update(f"{name}\0{executable}\0{_sha256(directory / name)}\n".encode())
     return digest.hexdigest()
 
 

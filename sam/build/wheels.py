@@ -18,7 +18,7 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from serfer.core.errors import InputError, UnavailableError, UsageError
+from serfer.core.errors import InputError, UnavailableError
 from serfer.packaging.build_cache import assembled, in_use
 
 LAYERS = ("worker", "driver", "runner")
@@ -31,10 +31,6 @@ MACHINES = {"x86_64": "x86_64", "arm64": "aarch64"}
 """AWS's names of architectures, and those in the tags of wheels."""
 _NEWEST_GLIBC, _OLDEST_GLIBC = 34, 17  # of 2.x: manylinux2014 is the oldest that anything pinned here is built for
 _CREDENTIALS = re.compile(r"//[^/@\s]+@")
-_NO_WHEEL = re.compile(r"No matching distribution found for (\S+)")
-_UNREACHABLE = re.compile(
-    r"Retrying \(|Connection|Max retries|Temporary failure|Could not fetch|timed out", re.IGNORECASE
-)
 _TIMEOUT_S = 1800
 _SHOWN = 300  # characters of pip's output
 
@@ -124,23 +120,12 @@ def download(requirements: Path, runtime: str, architecture: str, directory: Pat
     except subprocess.TimeoutExpired as error:
         raise UnavailableError(f"pip brought no wheels within {_TIMEOUT_S} s: try again") from error
     if done.returncode:
-        raise _refusal(done.stderr, runtime, architecture)
-
-
-def _refusal(output: str, runtime: str, architecture: str) -> Exception:
-    """Return the error that says what pip's output means; it may hold an index's password, which is not repeated."""
-    missing = _NO_WHEEL.search(output)
-    if missing and not _UNREACHABLE.search(output):
-        return UsageError(
-            f"pip's package index (PIP_INDEX_URL) has no wheel of {missing[1]} for --runtime {runtime} --architecture "
-            f"{architecture}: choose others, or another index"
+        errors = " ".join(line for line in done.stderr.splitlines() if line.startswith("ERROR"))
+        shown = _CREDENTIALS.sub("//", errors or done.stderr)[-_SHOWN:]  # an address may hold an index's password
+        raise UnavailableError(
+            f"pip could not bring the wheels for --runtime {runtime} --architecture {architecture}: connect once to a "
+            f"package index that has them (PIP_INDEX_URL), then they are in the cache: {' '.join(shown.split())}"
         )
-    errors = " ".join(line for line in output.splitlines() if line.startswith("ERROR"))
-    shown = _CREDENTIALS.sub("//", errors or output)[-_SHOWN:].strip()
-    return UnavailableError(
-        f"pip could not bring the wheels for {runtime} on {architecture}: connect once to a package index "
-        f"(PIP_INDEX_URL), then they are in the cache: {' '.join(shown.split())}"
-    )
 
 
 def _read(directory: Path, pinned: tuple[Pin, ...]) -> tuple[Wheel, ...] | None:

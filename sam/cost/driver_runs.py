@@ -90,6 +90,13 @@ def needed_mb(plan: Plan) -> int:
 def _against(plan: Plan, options: Options, facts: AwsFacts, unzipped: int) -> str:
     functions, tasks = len(plan.functions), plan.tasks
     limit, memory_mb = facts.functions.package_limit, needed_mb(plan) if functions == 1 else 0
+    of_function = {
+        "--snapstart": options.snapstart,
+        "reserved_concurrency": options.reserved_concurrency is not None,
+        "provisioned_concurrency": options.provisioned_concurrency is not None,
+        "ping_queries": options.pings is not None and options.pings.queries > 1,
+    }
+    unused = next((name for name, chosen in of_function.items() if chosen), "")
     reasons = (
         (options.drivers != "function", "--drivers fleet are machines, whose memory is not billed by the query"),
         (options.engine != "push", f"--engine {options.engine} invokes functions, not workers in its own process"),
@@ -100,19 +107,7 @@ def _against(plan: Plan, options: Options, facts: AwsFacts, unzipped: int) -> st
             "the plan's function is a container image, the driver is not: split with --set weights=zip or fetched",
         ),
         (options.applications is not None, "--app has a driver invoke the functions of several variants"),
-        (options.snapstart, "--snapstart starts the plan's function from a snapshot, a driver has none"),
-        (
-            options.reserved_concurrency is not None,
-            "reserved_concurrency is of the plan's function; a driver's is the parameter DriverConcurrency",
-        ),
-        (
-            options.provisioned_concurrency is not None,
-            "provisioned_concurrency keeps environments of the plan's function, which a driver would not invoke",
-        ),
-        (
-            options.pings is not None and options.pings.queries > 1,
-            "ping_queries keeps environments of the plan's function, of the driver function a schedule keeps one",
-        ),
+        (unused != "", f"{unused} is of the plan's function, which a driver that runs the plan does not invoke"),
         (
             options.store in {"valkey", "redis"},
             f"--store {options.store} would be paid for and not used: package with --store s3",

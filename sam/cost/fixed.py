@@ -1,22 +1,19 @@
 """Fixed monthly costs: what a deployment has that bills by the hour or by the month, whether queries come or not.
 
-Nothing is listed twice: the resources are those of the template itself. Each type is either priced here or listed
-as costing nothing by itself; a test holds every template that SerFer writes against both lists.
+Nothing is listed twice: the resources are those of the template itself. A test holds every template that SerFer writes
+against the types that are priced here and those that cost nothing by themselves (tests/data/free_types.toml).
 """
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.costs.cost_model import HOURS_A_MONTH
-from serfer.core.dataclass_codec import structure
 from serfer.core.errors import InputError
 from serfer.core.units import MB_PER_GB
-from serfer.sam.template import text
 from serfer.sam.template.intrinsics import Properties, resources
 from serfer.sam.weights import RESOURCE_TYPE as WEIGHTS
 
@@ -24,9 +21,6 @@ SECONDS_A_MONTH = HOURS_A_MONTH * 3600
 _BYTES_PER_GB = 1e9
 _ZONES = 2  # of an endpoint or a balancer whose subnets are not known
 _ROOT_GB = 8  # of an Amazon Linux image whose disk size was not chosen
-
-FREE = frozenset(structure(tuple[str, ...], tomllib.loads(text("free_types.toml"))["types"], "free_types.toml"))
-"""Types that cost nothing by themselves: what is done with them, or stands in them, is priced elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +57,6 @@ def add_up(lines: Iterable[Line]) -> list[Line]:
 class _Stack:
     resources: Mapping[str, tuple[str, Properties]]
     facts: AwsFacts
-
-    def of(self, kind: str) -> Iterator[Properties]:
-        return (properties for type_, properties in self.resources.values() if type_ == kind)
 
     def service(self, name: str, item: str, quantity: float, unit: str) -> Line:
         return Line.priced(self.facts, item, quantity, unit, f"services.{name}")
@@ -120,15 +111,11 @@ def _machines(stack: _Stack, properties: Properties) -> list[Line]:
     kind = str(launched.get("InstanceType"))
     if kind not in stack.facts.instances:
         raise InputError(f"SERFER_AWS_FILE: instances has no price for {kind!r}: add USD per hour, or choose another")
-    hours = count * HOURS_A_MONTH
-    gigabytes = _disk_gb(launched)
-    lines = [
+    hours, gigabytes = count * HOURS_A_MONTH, _disk_gb(launched)
+    return [
         Line.priced(stack.facts, f"drivers, {kind}", hours, "hours", f"instances.{kind}"),
         stack.service("price_disk_gb", "drivers' disks", count * gigabytes, "GB"),
     ]
-    if _is_public(stack, launched, properties):
-        lines.append(stack.service("price_ipv4_hour", "public IPv4 addresses", hours, "hours"))
-    return lines
 
 
 def _disk_gb(launched: Properties) -> float:
@@ -149,16 +136,6 @@ def _launched(stack: _Stack, group: Properties) -> Properties:
     _, properties = stack.resources.get(str(name), ("", {}))
     data: Properties = properties.get("LaunchTemplateData", {})
     return data
-
-
-def _is_public(stack: _Stack, launched: Properties, group: Properties) -> bool:
-    """Return whether a group's machines have public addresses: as they are launched, or else as their subnets say."""
-    for interface in launched.get("NetworkInterfaces", []):
-        if "AssociatePublicIpAddress" in interface:
-            return bool(interface["AssociatePublicIpAddress"])
-    names = [str(subnet.get("Ref")) for subnet in group.get("VPCZoneIdentifier", []) if isinstance(subnet, dict)]
-    subnets = [stack.resources[name][1] for name in names if name in stack.resources]
-    return any(subnet.get("MapPublicIpOnLaunch") for subnet in subnets)
 
 
 def _endpoint(stack: _Stack, properties: Properties) -> list[Line]:

@@ -70,7 +70,7 @@ def light_layers(monkeypatch):
         return seal(target, "Layer")
 
     for kind in ("worker", "driver", "gpu", "runner"):
-        monkeypatch.setattr(package, f"{kind}_layer", layer)
+        monkeypatch.setattr(package.layers, f"{kind}_layer", layer)
     monkeypatch.setattr(package, "dump_sbom", lambda *_: "{}")
 
 

@@ -4,10 +4,12 @@ import copy
 import functools
 import itertools
 import json
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 
 from serfer.core.plan import sealed
-from serfer.sam.cost.fixed import FREE, PRICED
+from serfer.sam.cost.fixed import PRICED
 from serfer.sam.deployer import actions
 from serfer.sam.options import DRIVERS, ENGINES, STORES, GpuPool, Options, Pings, Serves, digest12
 from serfer.sam.template.template import make_template
@@ -32,6 +34,7 @@ KEEPING = (("function", "s3", "push"), ("function", "valkey", "push"), ("fleet",
 SERVING = (("function", "s3", "push"), ("function", "valkey", "push"), ("fleet", "s3", "push"))  # applications
 SERVES = Serves("s3://models/faces", ("faces", "pets"))
 PINGED = ("function", "s3express", "push")
+FREE = Path(__file__).parents[1] / "data" / "free_types.toml"
 
 
 def options(drivers="function", store="s3", engine="push", **more):
@@ -140,7 +143,7 @@ def unknown_types(source):
     """Return the types of a template's resources that have no price; raises KeyError for one without permissions."""
     kinds = {resource["Type"] for resource in source["Resources"].values()}
     actions(kinds)
-    return kinds - FREE - PRICED.keys()
+    return kinds - PRICED.keys() - {*tomllib.loads(FREE.read_text())["types"]}
 
 
 def of_type(source, kind):

@@ -97,7 +97,7 @@ def test_a_driver_and_a_plan_that_do_not_fit_into_one_package_are_two_functions(
         target.mkdir(parents=True)
         return replace(seal(target, "Layer"), bytes=limit)
 
-    monkeypatch.setattr(package_module, "runner_layer", large)
+    monkeypatch.setattr(package_module.layers, "runner_layer", large)
     assert packed(plans[2]).driver_runs == {}
     assert not [name for name in files(tmp_path / "build") if name.startswith(("layers/runner/", "health/"))]
     with pytest.raises(UsageError, match="bytes unzipped together"):

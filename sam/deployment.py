@@ -33,6 +33,7 @@ GENERATIONS = "plans"
 """The directory of a BUILD that has the functions of plans."""
 COLD_FUNCTIONS = "cold-"
 """The beginning of the names that a record has for functions of a cold plan."""
+_OPTIONAL = frozenset({"weights", "images", "cold", "driver_runs", "beside"})
 _ADVICE = "write it again with serfer deploy package"
 
 
@@ -80,7 +81,10 @@ def is_replaceable(directory: Path) -> bool:
 
 def dump_deployment(deployment: Deployment) -> str:
     """Return the text of `deployment.json`; the same deployment gives the same text."""
-    return json.dumps(unstructure(deployment), indent=2, sort_keys=True) + "\n"
+    document = unstructure(deployment)
+    for name in [name for name in _OPTIONAL if not document[name]]:
+        del document[name]
+    return json.dumps(document, indent=2, sort_keys=True) + "\n"
 
 
 def parse_deployment(text: str) -> Deployment:

@@ -50,7 +50,7 @@ RESERVED = {"store": "valkey", "reserved_concurrency": 7}
         (PLAN, {"store": "s3express", "zone": "use1-az2"}, "zone use1-az2 has no S3 Express: in us-east-1"),
         (PLAN, {"store": "s3express", "zone": "euw1-az1"}, "zone euw1-az1"),
         (PLAN, {"snapstart": True, "region": "ap-east-2"}, "--snapstart: ap-east-2 has none"),
-        (PLAN, {"runtime": "python3.11"}, "--runtime python3.11"),
+        (PLAN, {"runtime": "python3.11"}, "--runtime is python3.13, python3.12 or python3.14"),
         (with_first(memory_mb=20_000), {}, "stage-0 has 20,000 MB, Lambda allows 128 to 10,240: .*--memory"),
         (with_first(predicted_ms=1e6), {}, "predicted to take 1000 s, a function may take 900 s: .*--stages"),
         (with_first(predicted_ms=3e4), {}, "30 s, a REST API waits 29 s: use --drivers fleet"),

@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,6 +99,23 @@ class Deployed:
         """The names that plans' functions have, with the driver's."""
         parts = ((load_plan(plan), part) for plan in plans for part in load_plan(plan).functions)
         return {f"{self.stack}-driver", *(plan.deployed(self.stack, *part) for plan, part in parts)}
+
+
+@contextmanager
+def deployed(account, root, name, plan, *options, package=None):
+    """Deploy a plan for the block, packaged by the command unless otherwise; nothing may be left where it is destroyed.
+
+    What lies in the directory `root` is large, and pytest keeps what three runs wrote: it goes as well.
+    """
+    stack = Deployed(account, root / "build", name)
+    stack.package(plan, *options) if package is None else package(stack.build)
+    stack.make("apply")
+    yield stack
+    stack.make("destroy")
+    assert stack.functions == set()
+    assert not [each for each in account.client("s3").list_buckets()["Buckets"] if name in each["Name"]]
+    assert account.client("events").list_rules(NamePrefix=stack.stack)["Rules"] == []
+    shutil.rmtree(root)
 
 
 def called(*words):

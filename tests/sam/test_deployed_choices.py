@@ -21,7 +21,7 @@ from tests.e2e.dense import split_dense
 from tests.e2e.small import batch, put_weights_in, split_small
 from tests.sam.built import SAM
 from tests.sam.conftest import OPTIONS
-from tests.sam.deployed import PATIENCE_S, Deployed, check_permissions, predictions
+from tests.sam.deployed import PATIENCE_S, check_permissions, deployed, predictions
 
 PHOTOGRAPH = Path(__file__).parents[2] / "examples" / "images" / "chelsea.png"
 MAPS = ("scores", "classes", "head/depth")
@@ -33,14 +33,15 @@ def fetching(account, tmp_path_factory):
     """A stack whose functions fetch their weights, in several pieces each, and its plan."""
     root = tmp_path_factory.mktemp("fetching")
     directory = put_weights_in(split_small(root, gang="never"), "fetched")
-    stack = Deployed(account, root / "build", "fetching")
-    settings, options = load_settings(), replace(OPTIONS, name="fetching", region=REGION)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(weights, "PIECE_BYTES", 1500)  # ministack has no least size of a part
-        package(directory, stack.build, options, settings, progress=lambda _: None)
-    stack.make("apply")
-    yield stack, directory
-    shutil.rmtree(stack.build)
+
+    def in_pieces(build):
+        options = replace(OPTIONS, name="fetching", region=REGION)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(weights, "PIECE_BYTES", 1500)  # ministack has no least size of a part
+            package(directory, build, options, load_settings(), progress=lambda _: None)
+
+    with deployed(account, root, "fetching", directory, package=in_pieces) as stack:
+        yield stack, directory
 
 
 def stored(stack):
@@ -63,23 +64,13 @@ def test_functions_fetch_their_weights_from_the_bucket_that_the_deployment_fille
     assert stack.functions - uploaders == stack.named(directory)
 
 
-def test_a_stack_whose_functions_fetch_their_weights_leaves_nothing(fetching):
-    stack, _ = fetching
-    stack.make("destroy")
-    assert stack.functions == set()
-    assert not [each for each in stack.account.client("s3").list_buckets()["Buckets"] if "weights" in each["Name"]]
-
-
 @pytest.fixture(scope="module")
 def keeping(account, tmp_path_factory):
     """A stack that keeps results, of a network with maps, and that plan."""
     root = tmp_path_factory.mktemp("keeping")
     directory = split_dense(root, MAPS, grids=["2x2", "1x2"], cuts=["relu1"])
-    stack = Deployed(account, root / "build", "keeping")
-    stack.package(directory, "--set", "results_days=1")
-    stack.make("apply")
-    yield stack, directory
-    shutil.rmtree(stack.build)
+    with deployed(account, root, "keeping", directory, "--set", "results_days=1") as stack:
+        yield stack, directory
 
 
 @pytest.mark.weekly
@@ -103,29 +94,17 @@ def test_results_lie_in_the_stacks_bucket_and_are_read_by_links(keeping, tmp_pat
         stored = store.get_object(Bucket=bucket, Key=key)["Body"].read()
         assert httpx.get(redirect.headers["location"], timeout=PATIENCE_S).content == stored  # nobody needs a key there
         result.delete()
-    assert store.list_objects_v2(Bucket=bucket)["KeyCount"] == 0
-
-
-@pytest.mark.weekly
-def test_a_stack_that_keeps_results_leaves_nothing(keeping):
-    stack, _ = keeping
-    with Client(stack.url, api_key=stack.key, timeout_s=PATIENCE_S) as client:
-        client.infer(batch(1), model="dense", result="link", deadline_ms=28_000)
-    stack.make("destroy")
-    assert stack.functions == set()
-    assert not [each for each in stack.account.client("s3").list_buckets()["Buckets"] if "keeping" in each["Name"]]
+        assert store.list_objects_v2(Bucket=bucket)["KeyCount"] == 0
+        client.infer(batch(1), model="dense", result="link", deadline_ms=28_000)  # the stack goes with what it keeps
 
 
 @pytest.fixture(scope="module")
 def recommended(account, tmp_path_factory):
     """A stack with the plan that `split` chooses for AlexNet where no query is cold: one function, 233 MB fetched."""
-    directory = tmp_path_factory.mktemp("recommended") / "plan"
-    split("alexnet", out=directory, cold_share=0, progress=lambda _: None)
-    stack = Deployed(account, directory.parent / "build", "alexnet")
-    stack.package(directory)
-    stack.make("apply")
-    yield stack, directory
-    shutil.rmtree(directory.parent)
+    root = tmp_path_factory.mktemp("recommended")
+    split("alexnet", out=root / "plan", cold_share=0, progress=lambda _: None)
+    with deployed(account, root, "alexnet", root / "plan") as stack:
+        yield stack, root / "plan"
 
 
 @pytest.mark.weekly
@@ -139,19 +118,15 @@ def test_the_plan_that_split_recommends_for_a_network_that_no_zip_holds_answers_
     expected = [(each.label, each.score) for each in answer.predictions]
     assert predictions(stack.classify(directory, PHOTOGRAPH)) == expected
     assert check_answer(stack, directory, PHOTOGRAPH, expected).bytes_put == 0  # the driver fetches them, too
-    stack.make("destroy")
-    assert stack.functions == set()
 
 
 @pytest.fixture(scope="module")
 def alone(account, tmp_path_factory):
     """A stack whose driver function runs the plan itself, and that plan."""
-    directory = split_small(tmp_path_factory.mktemp("alone"), grids=[(1, 1)])
-    stack = Deployed(account, directory.parent / "build", "alone")
-    stack.package(directory)
-    stack.make("apply")
-    yield stack, directory
-    shutil.rmtree(stack.build)
+    root = tmp_path_factory.mktemp("alone")
+    directory = split_small(root, grids=[(1, 1)])
+    with deployed(account, root, "alone", directory) as stack:
+        yield stack, directory
 
 
 def check_answer(stack, plan, image, expected):
@@ -188,8 +163,6 @@ def test_a_driver_that_ran_its_plan_invokes_the_functions_of_the_next(alone, pla
     assert check_answer(stack, plans[0], image, expected).bytes_put > 0
     stack.make("rollback")
     assert check_answer(stack, directory, image, expected).bytes_put == 0
-    stack.make("destroy")
-    assert stack.functions == set()
 
 
 @pytest.fixture(scope="module")
@@ -198,11 +171,8 @@ def pair(account, plans, tmp_path_factory):
     root = tmp_path_factory.mktemp("pair")
     directory = split_small(root, grids=[(1, 1)])
     shutil.copytree(plans[0], directory / COLD_DIRECTORY)
-    stack = Deployed(account, root / "build", "pair")
-    stack.package(directory, "--set", "ping_every=5")
-    stack.make("apply")
-    yield stack, directory
-    shutil.rmtree(stack.build)
+    with deployed(account, root, "pair", directory, "--set", "ping_every=5") as stack:
+        yield stack, directory
 
 
 @pytest.mark.weekly
@@ -211,10 +181,7 @@ def test_a_deployment_of_two_plans_answers_cold_queries_on_one_and_warm_ones_on_
     whole, cold = load_plan(directory).digest, load_plan(plans[0]).digest
     assert stack.functions == stack.named(directory, plans[0])
     assert stack.outputs["Generations"] == f"{whole[:12]}:{cold[:12]}"
-    for plan in (
-        directory,
-        plans[0],
-    ):  # a laptop may ask each by itself, and the first one's driver has no environments
+    for plan in (directory, plans[0]):  # a laptop may ask each; the first one's driver has no environments
         assert predictions(stack.classify(plan, image)) == expected
     assert stack.classify(directory, image)["plan"] == cold
     with Client(stack.url, api_key=stack.key, timeout_s=PATIENCE_S) as client:
@@ -235,11 +202,3 @@ def test_a_ping_warms_the_functions_of_the_plan_so_that_queries_run_on_it(pair, 
     assert (warmed["asked"], warmed["warm"], warmed["problem"]) == (1, 1, None)
     with Client(stack.url, api_key=stack.key, timeout_s=PATIENCE_S) as client:
         assert client.classify(image).plan == load_plan(directory).digest
-
-
-@pytest.mark.weekly
-def test_a_stack_of_two_plans_leaves_nothing(pair):
-    stack, _ = pair
-    stack.make("destroy")
-    assert stack.functions == set()
-    assert stack.account.client("events").list_rules(NamePrefix=stack.stack)["Rules"] == []

@@ -1,5 +1,4 @@
 import base64
-import errno
 import itertools
 import json
 import os
@@ -18,7 +17,7 @@ from serfer.core.errors import ModelError, UnavailableError
 from serfer.core.wire import Crop, Task, encode_task
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from serfer.packaging.manifest import WORKER
-from serfer.sam.build import layers, tree
+from serfer.sam.build import layers
 from serfer.sam.build.layers import (
     check_size,
     driver_layer,
@@ -243,20 +242,6 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UnavailableError, match=r"file cannot be written: .*: choose another SERFER_CACHE_DIR"):
         worker_layer(tmp_path / "a", OPTIONS, tmp_path / "file")
-
-
-def test_a_full_disk_is_a_short_error(tmp_path, monkeypatch):
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    for name in ("one", "two", "b/three"):
-        (tmp_path / "a" / name).touch()
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(tree, "link", full)
-    with pytest.raises(OSError, match="No space") as caught:
-        tree.link_tree(tmp_path / "a", tmp_path / "c")
-    assert caught.value.strerror == "No space left on device"
 
 
 @pytest.mark.deploy

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from serfer.core.errors import DeadlineError, TaskFailedError, UnavailableError, UsageError
+from serfer.core.errors import TaskFailedError, UsageError
 from serfer.sam import smoke
 from serfer.sam.samconfig import stack_of
 from serfer.sam.smoke import Budget, Order, OverBudgetError
@@ -188,23 +188,3 @@ def test_a_run_measures_facts_for_serfer_cost(aws_smoke, packaged, tmp_path):
         for variables in ({}, {"SERFER_AWS_FILE": str(out)})
     ]
     assert costs[0] != costs[1]
-
-
-@needs_sam
-@pytest.mark.deploy
-@pytest.mark.weekly
-def test_a_deployment_that_does_not_answer_is_deleted_as_well(account, aws_smoke, packaged):
-    """Here its driver cannot start: its template was altered."""
-    template = packaged / "template.yaml"
-    text = template.read_text(encoding="utf-8")
-    assert "serfer.api.entrypoints.function.handler" in text
-    template.write_text(
-        text.replace("serfer.api.entrypoints.function.handler", "serfer.api.entrypoints.function.gone"),
-        encoding="utf-8",
-    )
-    done = aws_smoke("deploy", "smoke", packaged)
-    assert "Successfully created/updated stack" in done.stderr
-    assert done.returncode in (DeadlineError.exit_code, UnavailableError.exit_code), done.stderr[-2000:]
-    assert "demo-smoke is gone" in done.stderr
-    remaining = left(account)
-    assert (remaining.buckets, remaining.keys, remaining.functions) == ([], [], [])

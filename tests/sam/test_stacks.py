@@ -77,25 +77,35 @@ def upload(session, build, digest, stack):
 
 
 @pytest.fixture
-def deployed(session, packed, plans, tmp_path):
-    """The first plan as test-dev serves it, from a directory that is not at hand any more."""
-    packed(plans[0], name="gone")
-    [digest] = digests(plans[:1])
-    upload(session, tmp_path / "gone", digest, "test-dev")
-    deploy(session, "test-dev", [digest])
-    yield digest
+def serve(session, packed, tmp_path):
+    """Deploy a plan as test-dev from a directory, `gone`, that a new one knows nothing of; return its digests."""
+
+    def serve(directory, *more, **outputs):
+        packed(directory, name="gone")
+        served = digests([directory, *more])
+        for digest in served:
+            upload(session, tmp_path / "gone", digest, "test-dev")
+        deploy(session, "test-dev", served, **outputs)
+        return served
+
+    yield serve
     client = session.client("lambda")
     for one in client.list_functions()["Functions"]:
         client.delete_function(FunctionName=one["FunctionName"])
 
 
-def test_a_new_directory_does_not_delete_the_served_plan(deployed, packed, plans, tmp_path, capsys):
-    packed(plans[1])
-    assert called("check", str(tmp_path / "build"), "dev") == 2
-    message = capsys.readouterr().err
-    assert f"test-dev serves the plan {deployed}" in message
-    assert "--previous-of test-dev" in message
-    assert called("check", str(tmp_path / "build"), "prod") == 0  # a stack that there is not yet
+@pytest.fixture
+def deployed(serve, plans):
+    """The digest of the first plan, which test-dev serves."""
+    [digest] = serve(plans[0])
+    return digest
+
+
+def check_same(one, other, digest):
+    """Look whether two BUILD directories have the same functions of a plan."""
+    for part in ("weights", "functions"):
+        trees = {tree_digest(build / "plans" / digest / part) for build in (one, other)}
+        assert len(trees) == 1, part
 
 
 def check_drivers(fetched, kept, digest):
@@ -112,30 +122,21 @@ def test_a_new_directory_keeps_the_plan_that_a_stack_serves(deployed, packed, pl
     assert called("check", str(tmp_path / "build"), "dev") == 0
     packed(plans[0], name="local")
     packed(plans[1], name="local")  # the same from a directory that had the plan before
-    assert tree_digest(tmp_path / "build" / "plans") == tree_digest(tmp_path / "local" / "plans")
+    check_same(tmp_path / "build", tmp_path / "local", deployed)
     check_drivers(tmp_path / "build", tmp_path / "local", deployed)
     again = packed(plans[0], name="third", previous_of="test-dev")
     assert again.plans == (deployed,)  # the stack has no other
 
 
-def test_a_gang_is_fetched_back_from_its_one_function(session, packed, plans, tmp_path):
-    gang = split_small(tmp_path / "gang", gang="always")
-    [digest] = digests([gang])
-    assert packed(gang, name="gone").bytes.keys() == {"0-0"}
-    upload(session, tmp_path / "gone", digest, "test-dev")
-    deploy(session, "test-dev", [digest])
+def test_a_gang_is_fetched_back_from_its_one_function(serve, packed, plans, tmp_path):
+    [digest] = serve(split_small(tmp_path / "gang", gang="always"))
     assert packed(plans[1], previous_of="test-dev").plans[1] == digest
-    one, other = (tmp_path / name / "plans" / digest for name in ("gone", "build"))
-    assert tree_digest(one / "weights") == tree_digest(other / "weights")
-    assert tree_digest(one / "functions") == tree_digest(other / "functions")
+    check_same(tmp_path / "gone", tmp_path / "build", digest)
 
 
-def test_weights_that_functions_fetch_are_downloaded_from_the_stacks_bucket(session, packed, plans, tmp_path):
+def test_weights_that_functions_fetch_are_downloaded_from_the_stacks_bucket(session, serve, packed, plans, tmp_path):
     fetching = put_weights_in(split_small(tmp_path / "fetching", gang="never"), "fetched")
-    packed(fetching, name="gone")
-    plan, [digest] = load_plan(fetching), digests([fetching])
-    upload(session, tmp_path / "gone", digest, "test-dev")
-    deploy(session, "test-dev", [digest], weights="s3://filled/weights")
+    plan, [digest] = load_plan(fetching), serve(fetching, weights="s3://filled/weights")
     store = session.client("s3")
     store.create_bucket(Bucket="filled")
 
@@ -184,8 +185,12 @@ def test_a_stack_of_an_older_format_is_replaced_where_that_is_asked_for(
         packed(plans[1], name="fresh", previous_of="test-dev")
     assert packed(plans[1], keep_previous=False).plans == tuple(digests(plans[1:]))
     assert called("check", str(tmp_path / "build"), "dev") == 2
-    assert "serfer deploy apply --replace" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert f"test-dev serves the plan {deployed}" in message
+    assert "--previous-of test-dev" in message
+    assert "serfer deploy apply --replace" in message
     assert called("check", str(tmp_path / "build"), "dev", "--replace") == 0
+    assert called("check", str(tmp_path / "build"), "prod") == 0  # a stack that there is not yet
 
 
 @pytest.mark.usefixtures("deployed")
@@ -286,17 +291,13 @@ def test_the_command_keeps_the_plan_of_a_stack_unless_it_is_to_keep_none(plans, 
     assert kept == ["shop-prod"]
 
 
-def test_both_plans_of_a_generation_are_fetched_back(session, packed, pair, plans, tmp_path):
-    packed(pair, name="gone")
-    main, cold = digests([pair, pair / COLD_DIRECTORY])
-    for digest in (main, cold):
-        upload(session, tmp_path / "gone", digest, "test-dev")
-    deploy(session, "test-dev", [main, cold], generations=f"{main}:{cold}")
+def test_both_plans_of_a_generation_are_fetched_back(serve, packed, pair, plans, tmp_path):
+    generation = ":".join(digests([pair, pair / COLD_DIRECTORY]))
+    main, cold = serve(pair, pair / COLD_DIRECTORY, generations=generation)
     deployment = packed(plans[1], previous_of="test-dev")
     assert (deployment.plans[1], deployment.cold) == (main, {main: cold})
     for digest in (main, cold):
-        one, other = (tmp_path / name / "plans" / digest for name in ("gone", "build"))
-        assert tree_digest(one / "weights") == tree_digest(other / "weights")
+        check_same(tmp_path / "gone", tmp_path / "build", digest)
     check_drivers(tmp_path / "build", tmp_path / "gone", main)
 
 

@@ -35,15 +35,14 @@ class Built:
     compiled_by: str | None = None
 
 
-def seal(directory: Path, *names: str, compiled_by: str | None = None) -> Built:
-    """Give a directory its Makefile for these logical ids and its sums, and all of it fixed modes and times."""
+def seal(directory: Path, name: str) -> Built:
+    """Give a directory its Makefile for this logical id and its sums, and all of it fixed modes and times."""
     parts = sorted(path.name for path in directory.iterdir() if path.name not in _OWN)
-    rules = "\n".join(_RULE.format(name=name, parts=" ".join(parts)) for name in names)
-    (directory / _MAKEFILE).write_text(rules, encoding="utf-8")
-    sums = "".join(f"{_sha256(directory / name)}  {name}\n" for name in _payload(directory))
+    (directory / _MAKEFILE).write_text(_RULE.format(name=name, parts=" ".join(parts)), encoding="utf-8")
+    sums = "".join(f"{_sha256(directory / file)}  {file}\n" for file in _payload(directory))
     (directory / _SUMS).write_text(sums, encoding="utf-8")
     settle(directory)
-    return built(directory, compiled_by)
+    return built(directory)
 
 
 def built(directory: Path, compiled_by: str | None = None) -> Built:

@@ -299,7 +299,7 @@ def test_sams_make_puts_everything_in_its_place(planned, tmp_path, in_source):
 def test_make_refuses_an_incomplete_build(tmp_path, harm):
     (tmp_path / "it" / "python").mkdir(parents=True)
     (tmp_path / "it" / "python" / "a file.py").write_text("x = 1")
-    seal(tmp_path / "it", "Name")
+    assert seal(tmp_path / "it", "Name") == built(tmp_path / "it") == Built(tree_digest(tmp_path / "it"), 5)
     assert make(tmp_path / "it", "Name", tmp_path / "out").returncode == 0
     if harm == "missing":
         (tmp_path / "it" / "python" / "a file.py").unlink()
@@ -309,16 +309,6 @@ def test_make_refuses_an_incomplete_build(tmp_path, harm):
     assert done.returncode != 0
     assert "a file.py" in done.stdout + done.stderr
     assert files(tmp_path / "second") == set()
-
-
-def test_one_directory_can_be_built_for_several_names(tmp_path):
-    (tmp_path / "it").mkdir()
-    (tmp_path / "it" / "plan.json").write_text("{}")
-    digest = seal(tmp_path / "it", "One", "Two")
-    assert digest == built(tmp_path / "it") == Built(tree_digest(tmp_path / "it"), 2)
-    for name in ("One", "Two"):
-        assert make(tmp_path / "it", name, tmp_path / name).returncode == 0
-        assert files(tmp_path / name) == {"plan.json"}
 
 
 @pytest.mark.deploy

@@ -66,7 +66,7 @@ class Stack:
         }
         if "GpuImage" in self.source["Parameters"]:  # moto knows no Deep Learning AMI
             self.source["Parameters"]["GpuImage"]["Default"] = self.source["Parameters"]["DriverImage"]["Default"]
-        self.lacking = self._create()
+        assert self._create() == LACKING & {resource["Type"] for resource in self.source["Resources"].values()}
 
     @property
     def outputs(self):
@@ -110,14 +110,17 @@ def user_data(named="Drivers"):
     return base64.b64decode(version["LaunchTemplateData"]["UserData"]).decode()
 
 
+def driver_settings():
+    """Return what a driver's instance runs when it starts, and the variables among it."""
+    text = user_data()
+    variables = re.search(r"serfer\.env <<'END'\n(.*?)\nEND", text, re.DOTALL)[1]
+    return text, dict(line.split("=", 1) for line in variables.splitlines())
+
+
 def test_a_fleet_starts_and_its_instances_get_their_settings():
     stack = Stack("fleet", "s3", "push")
-    outputs, text = stack.outputs, user_data()
-    types = {resource["Type"] for resource in stack.source["Resources"].values()}
-    assert stack.lacking == LACKING & types
+    outputs, (text, environ) = stack.outputs, driver_settings()
     assert outputs["Url"].startswith("https://")
-    variables = re.search(r"serfer\.env <<'END'\n(.*?)\nEND", text, re.DOTALL)[1]
-    environ = dict(line.split("=", 1) for line in variables.splitlines())
     assert environ["SERFER_STORE"] == outputs["Store"]
     assert environ["SERFER_PLAN"] == f"plans/{digest12(plans()[0])}"
     assert environ["SERFER_KEYS_FILE"] == "/var/lib/serfer/keys.json"
@@ -128,12 +131,9 @@ def test_a_fleet_starts_and_its_instances_get_their_settings():
 
 
 async def test_a_pool_starts_empty_and_drivers_start_and_stop_its_instances():
-    stack = Stack(*POOLED, gpu=POOL)
-    assert stack.lacking == LACKING & {resource["Type"] for resource in stack.source["Resources"].values()}
+    Stack(*POOLED, gpu=POOL)
     digest = digest12(plans()[0])
-    text = user_data()
-    variables = re.search(r"serfer\.env <<'END'\n(.*?)\nEND", text, re.DOTALL)[1]
-    environ = dict(line.split("=", 1) for line in variables.splitlines())
+    _, environ = driver_settings()
     assert environ["SERFER_INSTANCES"] == f"ec2:{STACK}-gpu-{digest}"
     assert environ["SERFER_SCENARIO_FILE"] == f"{environ['SERFER_PLAN']}/scenario.toml"
 
@@ -154,11 +154,9 @@ async def test_a_pool_starts_empty_and_drivers_start_and_stop_its_instances():
 
 
 async def test_a_pool_with_spot_instances_has_a_group_for_each_market():
-    stack = Stack(*POOLED, gpu=SPOT_POOL)
-    assert stack.lacking == LACKING & {resource["Type"] for resource in stack.source["Resources"].values()}
+    Stack(*POOLED, gpu=SPOT_POOL)
     digest = digest12(plans()[0])
-    variables = re.search(r"serfer\.env <<'END'\n(.*?)\nEND", user_data(), re.DOTALL)[1]
-    environ = dict(line.split("=", 1) for line in variables.splitlines())
+    _, environ = driver_settings()
     assert environ["SERFER_ROUTE"] == "mark-spot"
     groups = [f"{STACK}-gpu-{digest}", f"{STACK}-gpu-{digest}-spot"]
     assert environ["SERFER_INSTANCES"] == f"g6.xlarge=ec2:{groups[0]},g6.xlarge/spot=ec2:{groups[1]}"

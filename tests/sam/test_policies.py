@@ -24,12 +24,18 @@ from serfer_bench.core.s3_server import S3Server
 from tests.sam.offered import KEEPING, POOL, POOLED, SERVES, SERVING, every_template, of_type, plans, template
 from tests.storage.s3_stub import refused, stub
 
-LOG = "Lambda, or the agent, writes the log with the role's credentials"
-NETWORK = "Lambda puts the function into the network with the role's credentials"
+LOG = dict.fromkeys(("logs:CreateLogStream", "logs:PutLogEvents"), "Lambda, or the agent, writes the log as the role")
+NETWORK = dict.fromkeys(
+    [
+        *(f"ec2:{verb}NetworkInterface" for verb in ("Create", "Delete")),
+        *(f"ec2:{verb}PrivateIpAddresses" for verb in ("Assign", "Unassign")),
+        *("ec2:DescribeNetworkInterfaces", "ec2:DescribeSubnets"),
+    ],
+    "Lambda puts the function into the network as the role",
+)
 ALLOWED = {
     "WorkerRole": {
-        "logs:CreateLogStream": LOG,
-        "logs:PutLogEvents": LOG,
+        **LOG,
         "s3:GetObject": "storage/s3/store.py: get_many, and exists by HEAD; weights that are fetched",
         "s3:PutObject": "storage/s3/store.py: put, and the parts of large values",
         "s3:AbortMultipartUpload": "storage/s3/client.py: a large value that fails is taken back",
@@ -37,16 +43,10 @@ ALLOWED = {
         "s3:DeleteObject": "lambdas/worker.py: cleaning up, which Step Functions asks the last stage for",
         "s3express:CreateSession": "storage/s3/client.py",
         "elasticache:Connect": "storage/redis/iam.py",
-        "ec2:CreateNetworkInterface": NETWORK,
-        "ec2:DeleteNetworkInterface": NETWORK,
-        "ec2:AssignPrivateIpAddresses": NETWORK,
-        "ec2:UnassignPrivateIpAddresses": NETWORK,
-        "ec2:DescribeNetworkInterfaces": NETWORK,
-        "ec2:DescribeSubnets": NETWORK,
+        **NETWORK,
     },
     "DriverRole": {
-        "logs:CreateLogStream": LOG,
-        "logs:PutLogEvents": LOG,
+        **LOG,
         "lambda:InvokeFunction": "drivers/lambda_http.py",
         "s3:GetObject": "storage/s3/store.py: get_many, and exists by HEAD; user-data.sh: keys.json",
         "s3:PutObject": "storage/s3: put, compare_and_set, and the parts of large values",
@@ -65,22 +65,15 @@ ALLOWED = {
         "autoscaling:SetDesiredCapacity": "serfer/fleet/provisioners/auto_scaling.py: start",
         "autoscaling:TerminateInstanceInAutoScalingGroup": "serfer/fleet/provisioners/auto_scaling.py: stop",
         "cloudformation:SignalResource": "user-data.sh: an instance says that it answers",
-        "ec2:CreateNetworkInterface": NETWORK,
-        "ec2:DeleteNetworkInterface": NETWORK,
-        "ec2:AssignPrivateIpAddresses": NETWORK,
-        "ec2:UnassignPrivateIpAddresses": NETWORK,
-        "ec2:DescribeNetworkInterfaces": NETWORK,
-        "ec2:DescribeSubnets": NETWORK,
+        **NETWORK,
     },
     "HealthRole": {
-        "logs:CreateLogStream": LOG,
-        "logs:PutLogEvents": LOG,
+        **LOG,
         "lambda:InvokeFunction": "sam/build/health.py: a dry run wants the permission of an invocation",
     },
     "MachineRole": {"lambda:InvokeFunction": "drivers/stepfunctions/asl.py: the state machine's tasks"},
     "UploaderRole": {
-        "logs:CreateLogStream": LOG,
-        "logs:PutLogEvents": LOG,
+        **LOG,
         "s3:GetObject": "sam/build/uploader.py: whether an object is what it should be",
         "s3:PutObject": "sam/build/uploader.py: an object, or the parts of one",
         "s3:DeleteObject": "sam/build/uploader.py: weights that no plan of the stack uses any more",
@@ -90,8 +83,7 @@ ALLOWED = {
     },
     "GpuRole": {
         "s3:GetObject": "user-data-weights.sh: weights that functions fetch",
-        "logs:CreateLogStream": LOG,
-        "logs:PutLogEvents": LOG,
+        **LOG,
         "lambda:GetLayerVersion": "user-data-gpu.sh: an instance gets its code and its weights",
         "autoscaling:CompleteLifecycleAction": "user-data-gpu.sh: an instance says that it answers",
         "autoscaling:TerminateInstanceInAutoScalingGroup": "fleet/provisioners/auto_scaling.py: release_this_instance",

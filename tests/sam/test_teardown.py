@@ -2,12 +2,8 @@
 
 import json
 
-import boto3
-import httpx
 import pytest
-from botocore.config import Config
 from botocore.stub import Stubber
-from moto.server import ThreadedMotoServer
 
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.sam import teardown
@@ -25,23 +21,6 @@ def template(**buckets):
     return json.dumps({"Resources": resources, "Outputs": outputs})
 
 
-@pytest.fixture
-def session(monkeypatch):
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    httpx.post(f"http://{host}:{port}/moto-api/reset")  # what it keeps is the process's, not the server's
-    for name, value in {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_ACCESS_KEY_ID": "testing",
-        "AWS_SECRET_ACCESS_KEY": "testing",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }.items():
-        monkeypatch.setenv(name, value)
-    yield boto3.session.Session()
-    server.stop()
-
-
 def made(session, name, tag="serfer:stack", **buckets):
     formation = session.client("cloudformation")
     formation.create_stack(StackName=name, TemplateBody=template(**buckets), Tags=[{"Key": tag, "Value": name}])
@@ -50,7 +29,7 @@ def made(session, name, tag="serfer:stack", **buckets):
 
 
 def filled(session, bucket, *keys):
-    store = session.client("s3", config=Config(s3={"addressing_style": "path"}))
+    store = session.client("s3")
     for key in keys:
         store.put_object(Bucket=bucket, Key=key, Body=b"x")
     return store
@@ -60,22 +39,22 @@ def listed(store, bucket):
     return [each["Key"] for each in store.list_objects_v2(Bucket=bucket).get("Contents", ())]
 
 
-def test_a_stack_with_full_buckets_is_deleted(session):
+def test_a_stack_with_full_buckets_is_deleted(aws):
     versioned = {"VersioningConfiguration": {"Status": "Enabled"}}
-    buckets = made(session, STACK, Store={}, Logs=versioned)
-    store = filled(session, buckets["Store"], "serfer/a", "serfer/b")
-    filled(session, buckets["Logs"], "x", "x", "x")
+    buckets = made(aws, STACK, Store={}, Logs=versioned)
+    store = filled(aws, buckets["Store"], "serfer/a", "serfer/b")
+    filled(aws, buckets["Logs"], "x", "x", "x")
     store.delete_object(Bucket=buckets["Logs"], Key="x")
     store.create_multipart_upload(Bucket=buckets["Store"], Key="half")
     lines = []
-    teardown.tear_down(STACK, session, lines.append)
+    teardown.tear_down(STACK, aws, lines.append)
     assert store.list_buckets()["Buckets"] == []
     assert len([line for line in lines if line.startswith("emptying")]) == 2
 
 
-def test_the_repositories_of_a_stacks_images_go_with_it(session):
-    made(session, STACK, Store={})
-    formation, registry = session.client("cloudformation"), session.client("ecr")
+def test_the_repositories_of_a_stacks_images_go_with_it(aws):
+    made(aws, STACK, Store={})
+    formation, registry = aws.client("cloudformation"), aws.client("ecr")
     names = [f"{repositories(STACK)}function{number}repo" for number in range(2)]
     resources = {
         f"Repo{number}": {"Type": "AWS::ECR::Repository", "Properties": {"RepositoryName": name}}
@@ -87,16 +66,16 @@ def test_the_repositories_of_a_stacks_images_go_with_it(session):
     registry.put_image(repositoryName=names[0], imageManifest=manifest, imageTag="x")
     registry.create_repository(repositoryName="of-another-stack")
     lines = []
-    teardown.tear_down(STACK, session, lines.append)
+    teardown.tear_down(STACK, aws, lines.append)
     assert [each["repositoryName"] for each in registry.describe_repositories()["repositories"]] == ["of-another-stack"]
     live = [each for each in formation.list_stacks()["StackSummaries"] if each["StackStatus"] != "DELETE_COMPLETE"]
     assert live == []
     assert [line for line in lines if "repo" in line] == [f"emptying {name}" for name in names]
 
 
-def test_unfinished_uploads_are_aborted(session):
+def test_unfinished_uploads_are_aborted(aws):
     """A bucket with more uploads than one page of S3's list could not be deleted at first."""
-    store = filled(session, made(session, STACK, Store={})["Store"])
+    store = filled(aws, made(aws, STACK, Store={})["Store"])
     bucket = store.list_buckets()["Buckets"][0]["Name"]
     pages = [
         {
@@ -118,39 +97,39 @@ def test_unfinished_uploads_are_aborted(session):
         stubber.assert_no_pending_responses()
 
 
-def test_only_this_stacks_sam_uploads_are_deleted(session):
-    bucket = made(session, "aws-sam-cli-managed-default", SamCliSourceBucket={})["SamCliSourceBucket"]
-    store = filled(session, bucket, f"{STACK}/code", f"{STACK}/template", "demo-dev2/code", "other")
-    made(session, STACK, Store={})
-    teardown.tear_down(STACK, session, lambda _: None)
+def test_only_this_stacks_sam_uploads_are_deleted(aws):
+    bucket = made(aws, "aws-sam-cli-managed-default", SamCliSourceBucket={})["SamCliSourceBucket"]
+    store = filled(aws, bucket, f"{STACK}/code", f"{STACK}/template", "demo-dev2/code", "other")
+    made(aws, STACK, Store={})
+    teardown.tear_down(STACK, aws, lambda _: None)
     assert listed(store, bucket) == ["demo-dev2/code", "other"]
 
 
-def test_the_command_deletes_the_stack_of_samconfig(session, tmp_path, capsys):
+def test_the_command_deletes_the_stack_of_samconfig(aws, tmp_path, capsys):
     (tmp_path / "samconfig.toml").write_bytes(samconfig(Options("demo")))
-    made(session, STACK, Store={})
+    made(aws, STACK, Store={})
     assert called("destroy", str(tmp_path), "dev") == 0
-    assert session.client("s3").list_buckets()["Buckets"] == []
+    assert aws.client("s3").list_buckets()["Buckets"] == []
     assert called("destroy", str(tmp_path), "prod") == 2
     assert "no stack demo-prod in us-east-1" in capsys.readouterr().err
     assert called("destroy", str(tmp_path), "elsewhere") == 3
     assert "'elsewhere'" in capsys.readouterr().err
 
 
-def test_a_stack_of_others_is_left_alone_and_one_that_is_not_there_is_named(session):
-    bucket = made(session, STACK, tag="theirs", Store={})["Store"]
-    store = filled(session, bucket, "precious")
+def test_a_stack_of_others_is_left_alone_and_one_that_is_not_there_is_named(aws):
+    bucket = made(aws, STACK, tag="theirs", Store={})["Store"]
+    store = filled(aws, bucket, "precious")
     with pytest.raises(UsageError, match=f"{STACK} is not a stack of serfer deploy package"):
-        teardown.tear_down(STACK, session, lambda _: None)
+        teardown.tear_down(STACK, aws, lambda _: None)
     assert listed(store, bucket) == ["precious"]
     with pytest.raises(UsageError, match="no stack nowhere in us-east-1"):
-        teardown.tear_down("nowhere", session, lambda _: None)
+        teardown.tear_down("nowhere", aws, lambda _: None)
 
 
-def test_undeletable_resources_are_named_after_three_tries(session, monkeypatch):
-    made(session, STACK, Store={})
+def test_undeletable_resources_are_named_after_three_tries(aws, monkeypatch):
+    made(aws, STACK, Store={})
     left = []
     monkeypatch.setattr(teardown, "_left", lambda *_: left.append(1) or ["Store"])
     with pytest.raises(UnavailableError, match="Store could not be deleted"):
-        teardown.tear_down(STACK, session, lambda _: None)
+        teardown.tear_down(STACK, aws, lambda _: None)
     assert len(left) == 3

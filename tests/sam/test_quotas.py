@@ -7,7 +7,7 @@ from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.core.geometry import Grid
 from serfer.core.plan import Gang
-from serfer.sam.options import GpuPool, Pings, Serves
+from serfer.sam.options import GpuPool, Pings, Serves, check_name
 from serfer.sam.quotas import check_deployable, check_template, find_sam, stack_resources
 from serfer.sam.template.template import make_template
 from tests.core.plans import small_plan
@@ -74,6 +74,8 @@ def test_plans_that_aws_refuses_are_refused_with_the_option(plan, choices, words
     ("choices", "words"),
     [
         ({"driver_runs": "perhaps"}, "driver_runs is auto, always or never"),
+        ({"store": "dynamo"}, "--store is s3, s3express, valkey or redis"),
+        ({"reserved_concurrency": 0}, "reserved_concurrency is 1 or more"),
         ({"pings": Pings(0)}, "ping_every is 1 minute or more"),
         ({"pings": Pings(5, 0)}, "ping_queries is 1 to 1000"),
         ({"pings": Pings(5), "drivers": "fleet"}, "ping_every goes with --drivers function"),
@@ -97,6 +99,13 @@ def test_plans_that_aws_refuses_are_refused_with_the_option(plan, choices, words
 def test_choices_that_cannot_be_are_refused_by_name(choices, words):
     with pytest.raises(UsageError, match=words):
         options(**choices).check()
+
+
+@pytest.mark.parametrize("name", ["Upper", "a" * 31, "1a", "a-", "a--b", ""])
+def test_a_name_that_aws_would_refuse_is_refused(name):
+    check_name("a1-" + "b" * 27)
+    with pytest.raises(UsageError, match="--name"):
+        check_name(name)
 
 
 def test_it_is_noted_how_the_gangs_of_a_plan_will_run():

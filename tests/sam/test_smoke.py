@@ -2,26 +2,24 @@
 
 import os
 import shutil
-import subprocess
 import sys
 import tomllib
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from serfer.core.errors import TaskFailedError, UsageError
 from serfer.sam import smoke
+from serfer.sam.cost.bill import price_build
 from serfer.sam.samconfig import stack_of
 from serfer.sam.smoke import Budget, Order, OverBudgetError
-from serfer.settings import Settings, load_settings
+from serfer.settings import Settings
 from tests.e2e.small import split_small
 from tests.sam.builds import build as build_of
 from tests.sam.built import SAM
-from tests.sam.deployed import called
+from tests.sam.deployed import Deployed, called
 
-ROOT = Path(__file__).parents[2]
+SERFER = (sys.executable, "-m", "serfer")
 STACK = "demo-smoke"
 TEMPLATE = '{"Resources": {"Store": {"Type": "AWS::S3::Bucket"}}}'
 
@@ -114,42 +112,13 @@ def test_a_stack_that_is_there_is_neither_updated_nor_deleted(tmp_path, aws):
 
 
 @pytest.fixture(scope="module")
-def packaged(tmp_path_factory):
-    """A BUILD directory of a small network, written by the command line."""
+def packaged(account, tmp_path_factory):
+    """A BUILD directory of a small network, and a user of the account who has it."""
     root = tmp_path_factory.mktemp("smoke")
-    plan = split_small(root, grids=[(1, 2), (1, 1)])
-    command = [sys.executable, "-m", "serfer", "deploy", "package", plan, "--out", root / "build", "--name", "demo"]
-    command += ["--store", "s3"]  # a cache, the plan's own store, is reached from its network alone
-    variables = {**os.environ, "SERFER_CACHE_DIR": str(load_settings().cache_dir)}
-    subprocess.run(command, env=variables, check=True, capture_output=True)
-    yield root / "build"
-    shutil.rmtree(root / "build")  # it is large, and pytest keeps what three runs wrote
-
-
-@pytest.fixture(scope="module")
-def aws_smoke(account, packaged):
-    """Run the command in the account."""
-
-    def run(*words):
-        kept = {name: os.environ[name] for name in ("PATH", "SERFER_CACHE_DIR", "PYTHONPATH") if name in os.environ}
-        home = {"HOME": str(packaged.parent)}
-        command = [sys.executable, "-m", "serfer", *words, "--max-usd", "0.5"]
-        return subprocess.run(
-            command, cwd=ROOT, env={**kept, **home, **account.environment}, capture_output=True, text=True, check=False
-        )
-
-    return run
-
-
-def left(account):
-    """What an account has that could bill."""
-    store = account.client("s3")
-    buckets = [each["Name"] for each in store.list_buckets()["Buckets"]]
-    keys = [each["Key"] for name in buckets for each in store.list_objects_v2(Bucket=name).get("Contents", ())]
-    functions = account.client("lambda").list_functions()["Functions"]
-    return SimpleNamespace(
-        buckets=[name for name in buckets if "samclisourcebucket" not in name], keys=keys, functions=functions
-    )
+    stack = Deployed(account, root / "build", "demo")
+    stack.package(split_small(root, grids=[(1, 2), (1, 1)]))
+    yield stack
+    shutil.rmtree(stack.build)  # it is large, and pytest keeps what three runs wrote
 
 
 needs_sam = pytest.mark.skipif(not SAM.exists(), reason="make setup did not get SAM CLI")
@@ -157,34 +126,33 @@ needs_sam = pytest.mark.skipif(not SAM.exists(), reason="make setup did not get 
 
 @needs_sam
 @pytest.mark.deploy
-def test_a_run_asks_its_own_stack_and_leaves_nothing(account, aws_smoke, packaged):
-    done = aws_smoke("deploy", "smoke", packaged)
+def test_a_run_asks_its_own_stack_and_leaves_nothing(account, packaged):
+    done = packaged.tried(*SERFER, "deploy", "smoke", packaged.build, "--max-usd", "0.5")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert "REST API: first query" in done.stderr
     assert "demo-smoke is gone" in done.stderr
-    remaining = left(account)
-    assert (remaining.buckets, remaining.keys, remaining.functions) == ([], [], [])
+    store = account.client("s3")
+    buckets = [each["Name"] for each in store.list_buckets()["Buckets"]]
+    assert all("samclisourcebucket" in name for name in buckets)
+    assert not [name for name in buckets if store.list_objects_v2(Bucket=name)["KeyCount"]]
+    assert account.client("lambda").list_functions()["Functions"] == []
 
 
 @needs_sam
 @pytest.mark.deploy
 @pytest.mark.weekly
-def test_a_run_measures_facts_for_serfer_cost(aws_smoke, packaged, tmp_path):
+def test_a_run_measures_facts_for_serfer_cost(packaged, tmp_path):
     out = tmp_path / "aws.toml"
-    done = aws_smoke("study", "measure-aws", packaged, "--out", out, "--at-once", "4")
+    given = (packaged.build, "--out", out, "--at-once", "4", "--max-usd", "0.5")
+    done = packaged.tried(*SERFER, "study", "measure-aws", *given)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert "spent: $0.0" in done.stderr
     measured = tomllib.loads(out.read_text(encoding="utf-8"))
     assert measured["lambda"].keys() >= {"invoke_floor", "invoke_tail", "init"}
     assert {entry["tag"] for table in measured.values() for entry in table.values()} == {"M"}
     assert Settings(aws_file=out).facts().functions.init == measured["lambda"]["init"]["value"]
-    costs = [
-        subprocess.run(
-            [sys.executable, "-m", "serfer", "cost", packaged, "--json"],
-            env={**os.environ, **variables},
-            check=True,
-            capture_output=True,
-        ).stdout
-        for variables in ({}, {"SERFER_AWS_FILE": str(out)})
-    ]
-    assert costs[0] != costs[1]
+    measured_usd, shipped_usd = (
+        price_build(packaged.build, settings.facts(), burst=1).warm.usd
+        for settings in (Settings(aws_file=out), Settings())
+    )
+    assert measured_usd != shipped_usd

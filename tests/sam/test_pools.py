@@ -67,27 +67,27 @@ def test_group_starts_empty_serves_when_it_answers_and_has_a_warm_pool(source):
     assert not of_type(template(*POOLED, gpu=GpuPool("g6.xlarge", 4)), "AWS::AutoScaling::WarmPool")
 
 
+def routing(source, serving):
+    """Return what drivers are told of their pool: how they route, its groups, and its scenario."""
+    variables, _ = environment(source, serving)
+    return tuple(variables[f"SERFER_{name}"] for name in ("ROUTE", "INSTANCES", "SCENARIO_FILE"))
+
+
+def pooled(digest):
+    return "auto", {"Fn::Sub": f"ec2:{pool_name(digest)}"}, f"plans/{digest}/scenario.toml"
+
+
 def test_drivers_get_the_pool_of_their_plan(source):
     for serving, digest in (("current", CURRENT), (CURRENT, CURRENT), (PREVIOUS, PREVIOUS)):
-        variables, _ = environment(source, serving)
-        assert variables["SERFER_PLAN"] == f"plans/{digest}"
-        assert (variables["SERFER_ROUTE"], variables["SERFER_SCENARIO_FILE"]) == (
-            "auto",
-            f"plans/{digest}/scenario.toml",
-        )
-        assert variables["SERFER_INSTANCES"] == {"Fn::Sub": f"ec2:{pool_name(digest)}"}
+        assert environment(source, serving)[0]["SERFER_PLAN"] == f"plans/{digest}"
+        assert routing(source, serving) == pooled(digest)
 
 
 def test_a_plan_without_a_scenario_has_no_pool_and_its_drivers_none():
     source = make_template(options(*POOLED, gpu=POOL), plans(), pooled={CURRENT})
     assert f"GpuGroup{CURRENT}" in source["Resources"]
     assert f"GpuGroup{PREVIOUS}" not in source["Resources"]
-    variables, _ = environment(source, PREVIOUS)
-    assert (variables["SERFER_ROUTE"], variables["SERFER_INSTANCES"], variables["SERFER_SCENARIO_FILE"]) == (
-        "serverless",
-        "",
-        "",
-    )
+    assert routing(source, PREVIOUS) == ("serverless", "", "")
 
 
 def script(source, digest):
@@ -158,25 +158,21 @@ def test_spot_instances_are_a_group_of_their_own_that_rebalances_and_drains(spot
 
 
 def test_what_drivers_get_is_a_route_with_the_scenario_that_is_packaged(spot, tmp_path):
-    variables, _ = environment(spot, "current")
+    route, groups, _ = routing(spot, "current")
     priced = InstanceType("g6.xlarge", 0.8, 0.3, 180.0, 60.0, 100.0, ((1, 5.0), (8, 30.0)))
     chosen = small_options(drivers="fleet", gpu=SPOT_POOL)
     scenario = tmp_path / "scenario.toml"
     scenario.write_text(make_scenario(small_plan(), chosen, FACTS, Profile(priced, 200.0)))
-    instances = variables["SERFER_INSTANCES"]["Fn::Sub"].replace("${AWS::StackName}", "shop")
-    routing = choose_routing(variables["SERFER_ROUTE"], instances, scenario, None)
-    assert [str(bought) for bought in routing.specs] == ["g6.xlarge", "g6.xlarge/spot"]
+    instances = groups["Fn::Sub"].replace("${AWS::StackName}", "shop")
+    chosen_routing = choose_routing(route, instances, scenario, None)
+    assert [str(bought) for bought in chosen_routing.specs] == ["g6.xlarge", "g6.xlarge/spot"]
 
 
 def test_a_plan_before_whose_scenario_has_no_spot_price_keeps_its_pool_without_spot_instances():
     source = make_template(options(*POOLED, gpu=SPOT_POOL), plans(), spot={CURRENT})
     assert f"GpuGroup{PREVIOUS}" in source["Resources"]
     assert f"GpuGroup{PREVIOUS}Spot" not in source["Resources"]
-    variables, _ = environment(source, PREVIOUS)
-    assert (variables["SERFER_ROUTE"], variables["SERFER_INSTANCES"]) == (
-        "auto",
-        {"Fn::Sub": f"ec2:{pool_name(PREVIOUS)}"},
-    )
+    assert routing(source, PREVIOUS) == pooled(PREVIOUS)
 
 
 @pytest.mark.who_may

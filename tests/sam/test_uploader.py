@@ -23,7 +23,7 @@ PIECE = 5 * 1024**2  # the least that S3 takes for a part that is not the last
 CONTENTS = bytes(range(256)) * (2 * PIECE // 256) + b"the end"
 SHA256 = hashlib.sha256(CONTENTS).hexdigest()
 KEY = f"weights/{SHA256}"
-OPTIONS = Options("shop")
+WEIGHTS = Artefact("stage-0/weights-0.bin", len(CONTENTS), SHA256)
 
 
 @pytest.fixture(scope="module")
@@ -61,24 +61,17 @@ def cloud():
 
 
 @pytest.fixture
-def cut(monkeypatch):
-    """Weights in three pieces."""
+def stack(bucket, cloud, tmp_path, monkeypatch):
+    """The custom resources of weights in three pieces, made and deleted in the order of CloudFormation."""
     monkeypatch.setattr(module, "PIECE_BYTES", PIECE)
-    return Artefact("stage-0/weights-0.bin", len(CONTENTS), SHA256)
-
-
-@pytest.fixture
-def stack(cut, bucket, cloud, tmp_path, monkeypatch):
-    """The custom resources of the weights' pieces, made and deleted in the order of CloudFormation."""
-    return Stack(cut, bucket, cloud, tmp_path, monkeypatch)
+    return Stack(bucket, cloud, tmp_path, monkeypatch)
 
 
 class Stack:
-    def __init__(self, weights, bucket, cloud, directory, monkeypatch):
-        self.pieces, self.bucket, self.cloud, self.data = pieces(weights), bucket, cloud, {}
+    def __init__(self, bucket, cloud, directory, monkeypatch):
+        self.pieces, self.bucket, self.cloud, self.data = pieces(WEIGHTS), bucket, cloud, {}
         self._directory, self._monkeypatch = directory, monkeypatch
-        self._template = upload(weights, OPTIONS)["Resources"]
-        directory.mkdir(exist_ok=True)
+        self._template = upload(WEIGHTS, Options("shop"))["Resources"]
         (directory / "weights.bin").write_bytes(CONTENTS)
         for piece in self.pieces:
             piece_directory(directory / piece.name, piece, directory / "weights.bin")
@@ -153,11 +146,8 @@ def test_pieces_become_one_object_and_go_with_their_resources(stack):
     assert statuses(stack.delete(made)) == ["SUCCESS"] * 3  # a request that came twice
 
 
-def test_weights_of_one_piece_are_written_by_one_request(stack, monkeypatch):
-    monkeypatch.setattr(module, "PIECE_BYTES", len(CONTENTS))
-    whole = Stack(
-        Artefact("w", len(CONTENTS), SHA256), stack.bucket, stack.cloud, stack._directory / "one", monkeypatch
-    )
+def test_weights_of_one_piece_are_written_by_one_request(bucket, cloud, tmp_path, monkeypatch):
+    whole = Stack(bucket, cloud, tmp_path, monkeypatch)
     made = whole.create()
     assert statuses(made) == ["SUCCESS"]
     assert whole.stored == CONTENTS

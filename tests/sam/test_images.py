@@ -21,7 +21,6 @@ from serfer.local.servers.redis import RedisServer
 from serfer.plan_directory import load_plan
 from serfer.sam.build.fetch import fetch_plan
 from serfer.sam.build.layers import DOCKERFILE, image_directory
-from serfer.sam.build.package import package
 from serfer.sam.build.sbom import dump_sbom
 from serfer.sam.cost.bill import price_build
 from serfer.sam.deployer import Target, statements
@@ -30,7 +29,6 @@ from serfer.sam.options import GpuPool, digest12, function_id, images_of
 from serfer.sam.quotas import check_deployable
 from serfer.sam.stacks import DeployedStack, companion_stack, repositories
 from serfer.sam.template.template import make_template
-from serfer.settings import Settings
 from tests.e2e.small import batch, put_weights_in, split_small
 from tests.sam.builds import files
 from tests.sam.built import SAM, lambda_service
@@ -48,11 +46,9 @@ def directory(tmp_path_factory):
 
 
 @pytest.fixture
-def build(directory, tmp_path, cache, light_layers):  # noqa: ARG001 - a fixture
-    settings = Settings(cache_dir=cache)
-
+def build(packed, directory, tmp_path):
     def build(**more):
-        package(directory, tmp_path / "build", replace(OPTIONS, **more), settings, progress=lambda _: None)
+        packed(directory, replace(OPTIONS, **more))
         return tmp_path / "build"
 
     return build
@@ -129,11 +125,10 @@ def test_the_record_names_images_and_sam_is_told_to_make_repositories(build, dir
     assert "AWS::ECR::Repository" in Build.load(place).types
 
 
-def test_a_packaged_plan_of_images_becomes_the_previous_one(build, tmp_path, cache):
+def test_a_packaged_plan_of_images_becomes_the_previous_one(build, packed, tmp_path):
     place = build()
     before = files(place / "plans")
-    other = split_small(tmp_path / "other", gang="never", grids=[(1, 1)])
-    package(other, place, OPTIONS, Settings(cache_dir=cache), progress=lambda _: None)
+    packed(split_small(tmp_path / "other", gang="never", grids=[(1, 1)]))
     assert before <= files(place / "plans")
     assert (place / "samconfig.toml").read_text().count("resolve_image_repos = true") == 2  # it is deployed again
     assert len(load_deployment(place).images) == 2

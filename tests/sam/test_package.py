@@ -64,17 +64,6 @@ def test_a_directory_holds_all_that_sam_needs(packed, plans, tmp_path):
     assert not [name for name in present if name.startswith("plans/") and name.endswith("explanation.json")]
 
 
-def test_a_gang_is_one_function_whose_layer_has_the_files_of_all_its_stages(packed, tmp_path):
-    directory = split_small(tmp_path / "gang", gang="always")
-    plan, [digest] = load_plan(directory), digests([directory])
-    deployment = packed(directory)
-    assert (plan.functions, deployment.bytes.keys()) == ([(0, 0)], {"0-0"})
-    here = f"plans/{digest}/weights/0-0/python/serfer_plan/"
-    own = {f"{here}{file.path}" for stage in plan.stages for file in stage.files}
-    assert own == {name for name in files(tmp_path / "build") if name.startswith(here)}
-    assert function_id(digest, 1, 0) not in load_template(tmp_path / "build")["Resources"]
-
-
 def test_a_driver_that_runs_the_plan_gets_its_layer_and_leaves_health_checks_to_another(packed, plans, tmp_path):
     deployment = packed(plans[2])
     build, [digest] = tmp_path / "build", digests([plans[2]])
@@ -394,17 +383,6 @@ def test_the_command_deploys_the_store_that_the_plan_was_made_for_and_says_for_w
     assert burst <= 10 < Build.load(tmp_path / "other").template["Parameters"]["ThrottleBurst"]["Default"]
     store, said = packaged("other", "--set", "account=default")
     assert (store, "checked for an AWS account of 10,240 MB" in said) == ("valkey", True)
-
-
-def test_the_directory_of_another_tool_is_not_replaced(packed, plans, tmp_path):
-    own = tmp_path / "build" / "driver" / "mine.c"
-    own.parent.mkdir(parents=True)
-    own.touch()
-    (tmp_path / "build" / "deployment.json").write_text('{"kind": "Deployment"}')
-    for keep in (True, False):
-        with pytest.raises(InputError, match="not written by serfer deploy package"):
-            packed(plans[0], keep_previous=keep)
-    assert own.exists()
 
 
 def test_a_deployment_of_another_version_is_replaced_only_when_its_plan_may_go(packed, plans, tmp_path):

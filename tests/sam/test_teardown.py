@@ -77,22 +77,14 @@ def test_unfinished_uploads_are_aborted(aws):
     """A bucket with more uploads than one page of S3's list could not be deleted at first."""
     store = filled(aws, made(aws, STACK, Store={})["Store"])
     bucket = store.list_buckets()["Buckets"][0]["Name"]
-    pages = [
-        {
-            "Uploads": [{"Key": "a", "UploadId": "1"}],
-            "IsTruncated": True,
-            "NextKeyMarker": "a",
-            "NextUploadIdMarker": "1",
-        },
-        {"Uploads": [{"Key": "b", "UploadId": "2"}], "IsTruncated": False},
-    ]
+    more = {"IsTruncated": True, "NextKeyMarker": "a", "NextUploadIdMarker": "1"}
     with Stubber(store) as stubber:
         stubber.add_response("list_object_versions", {})
-        stubber.add_response("list_multipart_uploads", pages[0], {"Bucket": bucket, "Prefix": ""})
-        stubber.add_response("abort_multipart_upload", {}, {"Bucket": bucket, "Key": "a", "UploadId": "1"})
-        after = {"Bucket": bucket, "Prefix": "", "KeyMarker": "a", "UploadIdMarker": "1"}
-        stubber.add_response("list_multipart_uploads", pages[1], after)
-        stubber.add_response("abort_multipart_upload", {}, {"Bucket": bucket, "Key": "b", "UploadId": "2"})
+        for key, number, marks in (("a", "1", more), ("b", "2", {"IsTruncated": False})):
+            listing = {"Uploads": [{"Key": key, "UploadId": number}], **marks}
+            asked = {} if key == "a" else {"KeyMarker": "a", "UploadIdMarker": "1"}
+            stubber.add_response("list_multipart_uploads", listing, {"Bucket": bucket, "Prefix": "", **asked})
+            stubber.add_response("abort_multipart_upload", {}, {"Bucket": bucket, "Key": key, "UploadId": number})
         teardown._empty(store, bucket)
         stubber.assert_no_pending_responses()
 

@@ -215,38 +215,26 @@ def test_serving_says_which_plan_drivers_use_and_both_have_their_functions(drive
     assert source["Outputs"]["Plans"]["Value"] == f"{current},{previous}"
 
 
-def runs_itself(source):
-    """Return whether the driver function of a template runs the plan itself, without any store."""
-    return "RunnerLayer" in source["Resources"]
-
-
 def test_a_driver_gets_its_settings():
     for chosen, source in every_template():
         variables, outputs = environment(source, "current")
         drivers, _, engine = chosen
         assert variables["SERFER_DRIVER"] == engine == outputs["Engine"]["Value"]
-        own = runs_itself(source)
+        own = "RunnerLayer" in source["Resources"]  # the driver function runs the plan itself, without any store
         assert variables["SERFER_WORKERS"] == ("inprocess" if own else "aws")
         assert variables["SERFER_FUNCTION_PREFIX"] == {"Ref": "AWS::StackName"}
         assert (
             ("SERFER_STATE_MACHINE" in variables) == engine.startswith("stepfunctions") == ("StateMachine" in outputs)
         )
         assert variables["SERFER_STORE"] == ("memory://" if own else outputs["Store"]["Value"])
+        for name, function in of_type(source, SERVERLESS).items():
+            if name.startswith("Function"):
+                assert function["Properties"]["Environment"]["Variables"]["SERFER_STORE"] == outputs["Store"]["Value"]
         assert "SERFER_FUNCTION_ALIAS" not in variables
         assert ("SERFER_KEYS_FILE" in variables) == (drivers == "fleet") == ("KeysBucket" in outputs)
         assert variables.get("FORWARDED_ALLOW_IPS") == ("10.64.0.0/22" if drivers == "fleet" else None)
         assert ("ApiKeyId" in outputs) == (drivers == "function")
         assert {"Url", "FunctionPrefix", "Plans", "Serving"} <= outputs.keys()
-
-
-def test_workers_and_drivers_open_the_same_store():
-    for _chosen, source in every_template():
-        if runs_itself(source):
-            continue
-        variables, _ = environment(source, "current")
-        for name, function in of_type(source, SERVERLESS).items():
-            if name.startswith("Function"):
-                assert function["Properties"]["Environment"]["Variables"]["SERFER_STORE"] == variables["SERFER_STORE"]
 
 
 def test_a_body_that_a_driver_takes_fits_into_lambdas_event():

@@ -43,10 +43,57 @@ from tests.support.served import png
 pytestmark = [pytest.mark.deploy, pytest.mark.skipif(not SAM.exists(), reason="make setup did not get SAM CLI")]
 
 
+class World:
+    """What stacks run on: a bucket, Lambda's Python and its runtime client."""
+
+    def __init__(self, s3, python, runtime, cache):
+        self.s3, self.access, self.python, self.cache = s3, s3.environment, python, cache
+        self._runtimes = {python: runtime}
+
+    def serve(self, functions, **more):
+        signing = Access(self.access["AWS_ACCESS_KEY_ID"], self.access["AWS_SECRET_ACCESS_KEY"])
+        return lambda_service(functions, self.cache, self._runtimes, access=signing, **more)
+
+    @contextmanager
+    def run(self, stack, **more):
+        """Run a stack's functions in a local Lambda service; `more` are variables that only its driver gets."""
+        functions = stack.functions(self.access, self.python)
+        for function in functions.values():
+            check_function(function, shipped_aws().functions)
+        driver = functions.pop("DriverFunction", None)
+        with ExitStack() as opened:
+            service, drivers = opened.enter_context(self.serve([*functions.values()])), None
+            if driver:
+                known = {**driver.environment, "AWS_ENDPOINT_URL_LAMBDA": service.url, **more}
+                drivers = opened.enter_context(self.serve([replace(driver, environment=known)]))
+            yield service, drivers
+
+    def run_in_one_account(self, stack, concurrency):
+        """Run all functions of a stack, its driver's too, with so many environments together, as an account has."""
+        port = free_port()
+        known = {**self.access, "AWS_ENDPOINT_URL_LAMBDA": f"http://127.0.0.1:{port}"}
+        return self.serve(stack.functions(known, self.python).values(), concurrency=concurrency, port=port)
+
+    def start_driver(self, stack, service, digest, keys, engine="push", **more):
+        """Start a fleet's driver with the variables that an instance's file has."""
+        known = {
+            **self.access,
+            "SERFER_STORE": self.s3.url,
+            "SERFER_WORKERS": "aws",
+            "SERFER_DRIVER": engine,
+            "SERFER_FUNCTION_PREFIX": STACK,
+            "SERFER_PLAN": f"plans/{digest}",
+            "SERFER_KEYS_FILE": str(keys),
+            "SERFER_API_DRAIN_S": "3",
+            "AWS_ENDPOINT_URL_LAMBDA": service.url,
+        }
+        return Daemon(stack, self.python, {**known, **more})
+
+
 @pytest.fixture(scope="module")
-def s3():
+def world(python313, runtime313, cache):
     with S3Server() as server:
-        yield server
+        yield World(server, python313, runtime313, cache)
 
 
 @pytest.fixture(scope="module")
@@ -57,16 +104,18 @@ def plans(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory, cache, s3):
+def built(tmp_path_factory, world):
     """Package plans into one directory, one after the other, build it, and return the stack."""
 
     def built(directories, **options):
         out = tmp_path_factory.mktemp("deployment") / "build"
         for directory in directories:
-            package(directory, out, replace(OPTIONS, **options), Settings(cache_dir=cache), progress=lambda _: None)
+            package(
+                directory, out, replace(OPTIONS, **options), Settings(cache_dir=world.cache), progress=lambda _: None
+            )
         done = run_sam("build", cwd=out)
         assert done.returncode == 0, done.stderr
-        return Stack(out / ".aws-sam" / "build", bucket=s3.bucket)
+        return Stack(out / ".aws-sam" / "build", bucket=world.s3.bucket)
 
     return built
 
@@ -77,44 +126,8 @@ def updated(built, plans):
     return built(plans)
 
 
-@pytest.fixture(scope="module")
-def access(s3):
-    return s3.environment
-
-
-@contextmanager
-def running(stack, access, python, runtime, cache, **more):
-    """Run a stack's functions in a local Lambda service; `more` are variables that only its driver gets."""
-    functions = stack.functions(access, python)
-    facts = shipped_aws().functions
-    for function in functions.values():
-        check_function(function, facts)
-    stages = [each for name, each in functions.items() if name != "DriverFunction"]
-    signing = Access(access["AWS_ACCESS_KEY_ID"], access["AWS_SECRET_ACCESS_KEY"])
-    with ExitStack() as opened:
-        service = opened.enter_context(lambda_service(stages, cache, {python: runtime}, access=signing))
-        drivers = None
-        if "DriverFunction" in functions:
-            given = functions["DriverFunction"]
-            known = {**given.environment, "AWS_ENDPOINT_URL_LAMBDA": service.url, **more}
-            drivers = opened.enter_context(
-                lambda_service([replace(given, environment=known)], cache, {python: runtime})
-            )
-        yield service, drivers
-
-
-def in_one_account(stack, access, python, runtime, cache, concurrency):
-    """Run all functions of a stack, its driver's too, in one service with so many environments, as an account has."""
-    port = free_port()
-    functions = stack.functions({**access, "AWS_ENDPOINT_URL_LAMBDA": f"http://127.0.0.1:{port}"}, python)
-    signing = Access(access["AWS_ACCESS_KEY_ID"], access["AWS_SECRET_ACCESS_KEY"])
-    return lambda_service(
-        functions.values(), cache, {python: runtime}, concurrency=concurrency, port=port, access=signing
-    )
-
-
 @pytest.mark.parametrize("concurrency", [10, 4])
-def test_drivers_release_environments_when_all_are_taken(updated, access, python313, runtime313, cache, concurrency):
+def test_drivers_release_environments_when_all_are_taken(updated, world, concurrency):
     """Drivers waited ten seconds for environments that other drivers held, and then answered 503."""
     requests = 20
 
@@ -127,7 +140,7 @@ def test_drivers_release_environments_when_all_are_taken(updated, access, python
             assert 1 <= int(response["headers"]["retry-after"]) <= 3, response
         return response["statusCode"]
 
-    with in_one_account(updated, access, python313, runtime313, cache, concurrency) as service:
+    with world.run_in_one_account(updated, concurrency) as service:
         assert status() == 200
         with ThreadPoolExecutor(requests) as pool:
             statuses = Counter(pool.map(lambda _: status(), range(requests)))
@@ -136,31 +149,9 @@ def test_drivers_release_environments_when_all_are_taken(updated, access, python
 
 
 @pytest.fixture(scope="module")
-def live(updated, access, python313, runtime313, cache):
-    with running(updated, access, python313, runtime313, cache) as services:
+def live(updated, world):
+    with world.run(updated) as services:
         yield services
-
-
-@pytest.fixture
-def as_aws(monkeypatch, access):
-    """Let this process reach the services as deployed ones."""
-
-    def as_aws(lambda_url, **more):
-        for name, value in {
-            **access,
-            "AWS_ENDPOINT_URL_LAMBDA": lambda_url,
-            "SERFER_FUNCTION_PREFIX": STACK,
-            **more,
-        }.items():
-            monkeypatch.setenv(name, value)
-
-    return as_aws
-
-
-@pytest.fixture(scope="module")
-def expected(plans):
-    with serfer.open(plans[0], workers="inprocess") as pipeline:
-        return pipeline.run(batch(3))
 
 
 def invoked(service, event, function="driver"):
@@ -181,9 +172,13 @@ def ask(service, event, function="driver"):
     return response["statusCode"], json.loads(response["body"])
 
 
-def test_the_polling_engine_runs_on_the_same_functions(live, plans, s3, as_aws, expected):
-    as_aws(live[0].url)
-    with serfer.open(plans[0], workers="aws", store=s3.url, driver="poll") as pipeline:
+def test_the_polling_engine_runs_on_the_same_functions(live, plans, world, monkeypatch):
+    given = {"AWS_ENDPOINT_URL_LAMBDA": live[0].url, "SERFER_FUNCTION_PREFIX": STACK}
+    for name, value in {**world.access, **given}.items():
+        monkeypatch.setenv(name, value)
+    with serfer.open(plans[0], workers="inprocess") as pipeline:
+        expected = pipeline.run(batch(3))
+    with serfer.open(plans[0], workers="aws", store=world.s3.url, driver="poll") as pipeline:
         assert np.abs(pipeline.run(batch(3)) - expected).max() <= 1e-4 * np.ptp(expected)
 
 
@@ -197,31 +192,20 @@ def test_the_driver_function_answers_api_gateway_events(live, plans):
     assert status == 415, answer
 
 
-def as_deployed(s3, weights):
-    """Put weights, files by their SHA-256, where a deployment's own functions write them."""
-    client = boto3.client(
-        "s3",
-        endpoint_url=s3.environment["AWS_ENDPOINT_URL_S3"],
-        region_name=REGION,
-        aws_access_key_id=s3.environment["AWS_ACCESS_KEY_ID"],
-        aws_secret_access_key=s3.environment["AWS_SECRET_ACCESS_KEY"],
-    )
-    for sha256, file in weights.items():
-        client.put_object(Bucket=s3.bucket, Key=f"weights/{sha256}", Body=file.read_bytes())
-    client.close()
-
-
 @pytest.mark.parametrize("weights_in", [pytest.param("zip", marks=pytest.mark.weekly), "fetched"])
-def test_a_driver_that_runs_its_plan_answers_without_functions_and_store(
-    built, access, python313, runtime313, cache, s3, tmp_path, weights_in
-):
+def test_a_driver_that_runs_its_plan_answers_without_functions_and_store(built, world, tmp_path, weights_in):
     directory = put_weights_in(split_small(tmp_path, grids=[(1, 1)]), weights_in)
     plan, stack = load_plan(directory), built([directory])
-    as_deployed(s3, {each.sha256: directory / each.path for each in plan.fetched(0, 0)})
+    keys = {name.lower(): world.access[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
+    store = boto3.client("s3", endpoint_url=world.access["AWS_ENDPOINT_URL_S3"], region_name=REGION, **keys)
+    for each in plan.fetched(0, 0):  # as a deployment's own functions write them
+        store.put_object(
+            Bucket=world.s3.bucket, Key=f"weights/{each.sha256}", Body=(directory / each.path).read_bytes()
+        )
     with serfer.open(directory, workers="inprocess") as pipeline:
         expected = pipeline.classify([png()])[0].predictions[0]
     nowhere = "http://127.0.0.1:9"
-    with running(stack, access, python313, runtime313, cache, AWS_ENDPOINT_URL_LAMBDA=nowhere) as (others, drivers):
+    with world.run(stack, AWS_ENDPOINT_URL_LAMBDA=nowhere) as (others, drivers):
         status, answer = ask(drivers, rest("POST", "/v1/classify", headers={"content-type": "image/png"}, body=png()))
         assert status == 200, answer
         [found, *_] = answer["images"][0]["predictions"]
@@ -230,11 +214,11 @@ def test_a_driver_that_runs_its_plan_answers_without_functions_and_store(
         assert ask(others, rest("GET", "/healthz"), "health") == (200, {"live": True})
 
 
-def test_built_functions_hold_no_torch_and_have_the_recorded_size(updated, python313):
+def test_built_functions_hold_no_torch_and_have_the_recorded_size(updated, world):
     torn = [path for path in updated.directory.rglob("torch*") if path.is_dir()]
     assert torn == []
     record = json.loads((updated.directory.parents[1] / "deployment.json").read_text())
-    for name, function in updated.functions({}, python313).items():
+    for name, function in updated.functions({}, world.python).items():
         size = check_function(function, shipped_aws().functions)
         if name != "DriverFunction" and record["plans"][0] in name:
             stage, number = name.rpartition("S")[2].split("N")
@@ -277,32 +261,14 @@ class Daemon:
         self._process.stdout.close()
 
 
-def daemon_environment(service, access, s3, digest, keys, engine="push", **more):
-    """Return the variables of a fleet's driver, as the instance's file has them."""
-    return {
-        **access,
-        "SERFER_STORE": s3.url,
-        "SERFER_WORKERS": "aws",
-        "SERFER_DRIVER": engine,
-        "SERFER_FUNCTION_PREFIX": STACK,
-        "SERFER_PLAN": f"plans/{digest}",
-        "SERFER_KEYS_FILE": str(keys),
-        "SERFER_API_DRAIN_S": "3",
-        "AWS_ENDPOINT_URL_LAMBDA": service.url,
-        **more,
-    }
-
-
 @pytest.mark.parametrize("engine", [pytest.param("stepfunctions", marks=pytest.mark.weekly), "stepfunctions-express"])
-def test_the_generated_state_machine_and_a_driver_of_the_fleet(  # noqa: PLR0913, PLR0917 - fixtures
-    engine, built, plans, access, python313, runtime313, cache, tmp_path, s3
-):
+def test_the_generated_state_machine_and_a_driver_of_the_fleet(engine, built, plans, world, tmp_path):
     stack = built(plans[:1], engine=engine, drivers="fleet")
     plan = load_plan(plans[0])
     kind = "express" if engine.endswith("express") else "standard"
     with ExitStack() as opened:
-        service, _ = opened.enter_context(running(stack, access, python313, runtime313, cache))
-        names = [each.name for each in stack.functions({}, python313).values()]
+        service, _ = opened.enter_context(world.run(stack))
+        names = [each.name for each in stack.functions({}, world.python).values()]
         machine = stack.state_machine(digest12(plan))
         server = opened.enter_context(StepFunctionsServer(kind, names, service.url, machine, service.access))
         keys = tmp_path / "keys.json"
@@ -312,7 +278,7 @@ def test_the_generated_state_machine_and_a_driver_of_the_fleet(  # noqa: PLR0913
             "AWS_ENDPOINT_URL_SFN": server.endpoint,
             "AWS_DISABLE_HOST_PREFIX_INJECTION": "true",
         }
-        daemon = Daemon(stack, python313, daemon_environment(service, access, s3, digest12(plan), keys, engine, **more))
+        daemon = world.start_driver(stack, service, digest12(plan), keys, engine, **more)
         opened.callback(daemon.close)
         daemon.wait_until_ready()
         url = f"http://127.0.0.1:{daemon.port}/v1/classify"
@@ -323,20 +289,18 @@ def test_the_generated_state_machine_and_a_driver_of_the_fleet(  # noqa: PLR0913
         assert daemon.terminate() == 0
 
 
-def test_no_request_fails_while_a_fleet_changes_over_to_another_plan(
-    built, plans, access, python313, runtime313, cache, tmp_path, s3
-):
+def test_no_request_fails_while_a_fleet_changes_over_to_another_plan(built, plans, world, tmp_path):
     """One driver after the other, as an Auto Scaling group does: a new one is ready before an old one has to end."""
     stack = built(plans, drivers="fleet")
     old, new = (load_plan(directory).digest for directory in plans)
     keys = tmp_path / "keys.json"
     headers = {"content-type": "image/png", "x-api-key": add_key(keys, "test", None)}
     with ExitStack() as opened:
-        service, _ = opened.enter_context(running(stack, access, python313, runtime313, cache))
+        service, _ = opened.enter_context(world.run(stack))
 
         def driver(plan):
             more = {"SERFER_API_DRAIN_S": "10"}  # longer than eight looks, as patient as the template's balancer is
-            daemon = Daemon(stack, python313, daemon_environment(service, access, s3, plan[:12], keys, **more))
+            daemon = world.start_driver(stack, service, plan[:12], keys, **more)
             opened.callback(daemon.close)
             return daemon
 

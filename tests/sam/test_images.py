@@ -25,7 +25,7 @@ from serfer.sam.build.sbom import dump_sbom
 from serfer.sam.cost.bill import price_build
 from serfer.sam.deployer import Target, statements
 from serfer.sam.deployment import load_deployment, load_template
-from serfer.sam.options import GpuPool, digest12, function_id, images_of
+from serfer.sam.options import HANDLER, GpuPool, digest12, function_id, images_of
 from serfer.sam.quotas import check_deployable
 from serfer.sam.stacks import DeployedStack, companion_stack, repositories
 from serfer.sam.template.template import make_template
@@ -75,7 +75,7 @@ def test_a_function_that_is_an_image_has_neither_layers_nor_a_runtime():
             continue
         assert not {"Layers", "Runtime", "Handler", "CodeUri"} & properties.keys()
         assert (properties["PackageType"], properties["Architectures"]) == ("Image", ["x86_64"])
-        assert properties["ImageConfig"] == {"Command": ["serfer.lambdas.bootstrap.handler"]}
+        assert properties["ImageConfig"] == {"Command": [HANDLER]} == {"Command": ["serfer.lambdas.bootstrap.handler"]}
         assert function["Metadata"] == {
             "DockerContext": f"plans/{digest}/images/{stage}-{number}",
             "Dockerfile": "Dockerfile",
@@ -210,20 +210,15 @@ def test_what_an_image_is_built_of_answers_under_lambdas_python(
                 FunctionConfig(
                     name=plan.deployed(STACK, stage, number),
                     directory=assembled(context, tmp_path / f"task-{stage}"),
-                    handler=make_template(options(), [plan])["Resources"][function_id(digest12(plan), stage, number)][
-                        "Properties"
-                    ]["ImageConfig"]["Command"][0],
+                    handler=HANDLER,
                     environment={"SERFER_STORE": redis.url},
                     python=python313,
                 )
             )
-        for name, value in {
-            "AWS_ACCESS_KEY_ID": "x",
-            "AWS_SECRET_ACCESS_KEY": "x",
-            "AWS_DEFAULT_REGION": REGION,
-            "SERFER_FUNCTION_PREFIX": STACK,
-        }.items():
-            monkeypatch.setenv(name, value)
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "x")
+        monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
+        monkeypatch.setenv("SERFER_FUNCTION_PREFIX", STACK)
         with lambda_service(functions, cache, {python313: runtime313}) as service:
             monkeypatch.setenv("AWS_ENDPOINT_URL_LAMBDA", service.url)
             with serfer.open(directory, workers="aws", store=redis.url) as pipeline:

@@ -270,34 +270,28 @@ def test_a_functions_weights_are_copies_of_its_own_files_and_no_others(planned, 
         assert built.bytes == sum(file.bytes for file in plan.stages[stage].files)
 
 
-@pytest.mark.parametrize("in_source", [False, True])
-def test_sams_make_puts_everything_in_its_place(planned, tmp_path, in_source):
+def test_sams_make_puts_everything_in_its_place(planned, tmp_path):
     plan, source = planned
     name = digest12(plan)
     function_directory(tmp_path / "f", plan, source, 0, 0)
     weights_layer(tmp_path / "w", plan, source, 0, 0)
     for directory, target in (("f", function_id(name, 0, 0)), ("w", weights_id(name, 0, 0))):
-        where = tmp_path / directory
-        if not in_source:
-            shutil.copytree(where, tmp_path / "scratch" / directory)
-            where = tmp_path / "scratch" / directory
-        done = make(tmp_path / directory, target, tmp_path / "out" / directory, where)
+        copied = shutil.copytree(tmp_path / directory, tmp_path / "scratch" / directory)  # where SAM runs it
+        done = make(tmp_path / directory, target, tmp_path / "out" / directory, copied)
         assert done.returncode == 0, done.stderr
     assert files(tmp_path / "out" / "f") == {"plan.json"}
     assert json.loads((tmp_path / "out" / "f" / "plan.json").read_text())["digest"] == plan.digest
     assert files(tmp_path / "out" / "w") == {f"python/serfer_plan/{file.path}" for file in plan.stages[0].files}
 
 
-@pytest.mark.parametrize("harm", ["missing", "altered"])
+@pytest.mark.parametrize("harm", [Path.unlink, lambda file: file.write_text("x = 2")], ids=["missing", "altered"])
 def test_make_refuses_an_incomplete_build(tmp_path, harm):
-    (tmp_path / "it" / "python").mkdir(parents=True)
-    (tmp_path / "it" / "python" / "a file.py").write_text("x = 1")
+    file = tmp_path / "it" / "python" / "a file.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("x = 1")
     assert seal(tmp_path / "it", "Name") == built(tmp_path / "it") == Built(tree_digest(tmp_path / "it"), 5)
     assert make(tmp_path / "it", "Name", tmp_path / "out").returncode == 0
-    if harm == "missing":
-        (tmp_path / "it" / "python" / "a file.py").unlink()
-    else:
-        (tmp_path / "it" / "python" / "a file.py").write_text("x = 2")
+    harm(file)
     done = make(tmp_path / "it", "Name", tmp_path / "second")
     assert done.returncode != 0
     assert "a file.py" in done.stdout + done.stderr

@@ -13,6 +13,7 @@ import pytest
 
 from serfer.cli.main import app
 from serfer.cli.shared.terminal import _exit_code, _Interrupt
+from serfer.client.sync_client import Client
 from serfer.local.lambda_.function import ACCOUNT, REGION
 from serfer.plan_directory import load_plan
 from serfer.settings import load_settings
@@ -66,6 +67,18 @@ class Deployed:
         patience = ("--set", f"deadline_ms={int(1000 * PATIENCE_S)}")
         words = ("classify", image, "--plan", plan, "--stack", self.stack, "--json", *patience, *options)
         return json.loads(self.run(sys.executable, "-m", "serfer", *words))
+
+    def client(self):
+        return Client(self.url, api_key=self.key, timeout_s=PATIENCE_S)
+
+    def ask(self, plan, image, expected):
+        """Ask by the REST API, which has to answer so and by that plan; return the report."""
+        with self.client() as client:
+            report = client.classify(image)
+        assert report.plan == load_plan(plan).digest
+        found = [(each.label, pytest.approx(each.score, abs=1e-4)) for each in report.images[0].predictions]
+        assert found == expected
+        return report
 
     @property
     def outputs(self):

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import serfer
-from serfer.client.sync_client import Client
 from serfer.local.lambda_.function import REGION
 from serfer.plan_directory import COLD_DIRECTORY, load_plan
 from serfer.sam import weights
@@ -80,7 +79,7 @@ def test_results_lie_in_the_stacks_bucket_and_are_read_by_links(keeping, tmp_pat
         expected = pipeline.run(batch(2))
     bucket, _, prefix = stack.outputs["Results"].removeprefix("s3://").partition("/")
     store = stack.account.client("s3")
-    with Client(stack.url, api_key=stack.key, timeout_s=PATIENCE_S) as client:
+    with stack.client() as client:
         result = client.infer(batch(2), model="dense", result="link", deadline_ms=28_000)
         for name, array in expected.items():
             assert np.allclose(np.load(result.download(name, tmp_path / "output.npy")), array, atol=1e-4)
@@ -117,7 +116,7 @@ def test_the_plan_that_split_recommends_for_a_network_that_no_zip_holds_answers_
         (answer,) = pipeline.classify([PHOTOGRAPH])
     expected = [(each.label, each.score) for each in answer.predictions]
     assert predictions(stack.classify(directory, PHOTOGRAPH)) == expected
-    assert check_answer(stack, directory, PHOTOGRAPH, expected).bytes_put == 0  # the driver fetches them, too
+    assert stack.ask(directory, PHOTOGRAPH, expected).store.bytes_put == 0  # the driver fetches them, too
 
 
 @pytest.fixture(scope="module")
@@ -129,15 +128,6 @@ def alone(account, tmp_path_factory):
         yield stack, directory
 
 
-def check_answer(stack, plan, image, expected):
-    """Ask by the REST API; return what the query did with the store."""
-    with Client(stack.url, api_key=stack.key, timeout_s=PATIENCE_S) as client:
-        report = client.classify(image)
-    assert report.plan == load_plan(plan).digest
-    assert [(each.label, pytest.approx(each.score, abs=1e-4)) for each in report.images[0].predictions] == expected
-    return report.store
-
-
 def test_a_driver_that_runs_its_plan_answers_by_the_rest_api_and_leaves_health_checks_to_another(
     alone, image, expected
 ):
@@ -145,7 +135,7 @@ def test_a_driver_that_runs_its_plan_answers_by_the_rest_api_and_leaves_health_c
     assert stack.functions == stack.named(directory) | {f"{stack.stack}-health"}
     driver = stack.account.client("lambda").get_function_configuration(FunctionName=f"{stack.stack}-driver")
     assert driver["Environment"]["Variables"]["SERFER_WORKERS"] == "inprocess"
-    assert check_answer(stack, directory, image, expected).bytes_put == 0
+    assert stack.ask(directory, image, expected).store.bytes_put == 0
     assert predictions(stack.classify(directory, image)) == expected  # its function is there, too
     for path, body in (("/healthz", {"live": True}), ("/readyz", {"ready": True})):
         assert httpx.get(stack.url + path, timeout=PATIENCE_S).status_code == httpx.codes.FORBIDDEN
@@ -160,9 +150,9 @@ def test_a_driver_that_ran_its_plan_invokes_the_functions_of_the_next(alone, pla
     stack, directory = alone
     stack.package(plans[0])
     stack.make("apply")
-    assert check_answer(stack, plans[0], image, expected).bytes_put > 0
+    assert stack.ask(plans[0], image, expected).store.bytes_put > 0
     stack.make("rollback")
-    assert check_answer(stack, directory, image, expected).bytes_put == 0
+    assert stack.ask(directory, image, expected).store.bytes_put == 0
 
 
 @pytest.fixture(scope="module")
@@ -184,14 +174,11 @@ def test_a_deployment_of_two_plans_answers_cold_queries_on_one_and_warm_ones_on_
     for plan in (directory, plans[0]):  # a laptop may ask each; the first one's driver has no environments
         assert predictions(stack.classify(plan, image)) == expected
     assert stack.classify(directory, image)["plan"] == cold
-    with Client(stack.url, api_key=stack.key, timeout_s=PATIENCE_S) as client:
-        first = client.classify(image)
-        assert (first.plan, bool(first.plan_reason)) == (cold, True)
-        assert [(each.label, pytest.approx(each.score, abs=1e-4)) for each in first.images[0].predictions] == expected
+    assert stack.ask(plans[0], image, expected).plan_reason
 
 
 @pytest.mark.weekly
-def test_a_ping_warms_the_functions_of_the_plan_so_that_queries_run_on_it(pair, image):
+def test_a_ping_warms_the_functions_of_the_plan_so_that_queries_run_on_it(pair, image, expected):
     stack, directory = pair
     [rule] = stack.account.client("events").list_rules(NamePrefix=stack.stack)["Rules"]
     [target] = stack.account.client("events").list_targets_by_rule(Rule=rule["Name"])["Targets"]
@@ -200,5 +187,4 @@ def test_a_ping_warms_the_functions_of_the_plan_so_that_queries_run_on_it(pair, 
     called = functions.invoke(FunctionName=f"{stack.stack}-driver", Payload=target["Input"])
     [warmed] = json.loads(called["Payload"].read())["functions"]
     assert (warmed["asked"], warmed["warm"], warmed["problem"]) == (1, 1, None)
-    with Client(stack.url, api_key=stack.key, timeout_s=PATIENCE_S) as client:
-        assert client.classify(image).plan == load_plan(directory).digest
+    stack.ask(directory, image, expected)

@@ -18,12 +18,12 @@ ROOMS = {  # the folders and modules of a room, and the most lines of Python in 
     "cli": (("serfer/cli",), 5_600),
     "client, instance and local": (("serfer/client", "serfer/instance", "serfer/local"), 6_200),
     "drivers, lambdas and storage": (("drivers", "lambdas", "storage"), 10_030),
-    "sam": (("sam",), 5_440),
+    "sam": (("sam",), 5_100),
     "bench and study": (("bench",), 33_000),
-    "tests": (("tests",), 96_450),
+    "tests": (("tests",), 96_040),
 }
 SINGLE = 4_350  # pictures, doctor, packaging and the modules of serfer itself: what no other room holds
-PRODUCT = 99_610
+PRODUCT = 99_500
 PAGE = 1_500  # JavaScript, CSS and HTML
 DOCUMENTS = 120_000  # words below docs/
 CHANGELOG = 25_000  # bytes

@@ -9,10 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
 from types import TracebackType
 from typing import Annotated, Any, Self
 
@@ -24,6 +22,7 @@ from serfer.cli.shared.options import JsonOption, status_line
 from serfer.core.errors import SerferError
 from serfer.core.plan import IMAGE, Plan, Stage, Tile
 from serfer.lambdas.sessions import SessionCache
+from serfer.pipeline.blocking import Pipeline
 from serfer.pipeline.reference import normalised
 from serfer.settings import Settings, load_settings
 from serfer.wiring.open_pipeline import open_pipeline
@@ -78,6 +77,7 @@ _WARM_UP = 8
 _TOLERANCE = 1e-4  # of the logits' range
 _MS_PER_S = 1000
 Progress = Callable[[str], None]
+_Way = Callable[[NDArray[Any]], Any]
 
 
 @dataclass(frozen=True)
@@ -100,40 +100,16 @@ def measure(
     name: str, settings: Settings, rounds: int = 15, workers: int = 2, progress: Progress = lambda _: None
 ) -> Orchestration:
     directory = bench_plan(name, settings, progress)
-    settings = settings.model_copy(update={"local_concurrency": workers})
     progress(f"starting {workers} workers")
     with (
-        open_pipeline(directory, workers="local", settings=settings) as pipeline,
+        _pipeline(directory, settings, workers) as pipeline,
         Threads(pipeline.plan, directory, workers) as threads,
     ):
-        shape = pipeline.plan.input
-        size = (1, shape.height, shape.width, shape.channels)
-        pixels = np.random.default_rng(0).integers(0, 256, size, dtype=np.uint8)
-        ways: tuple[Callable[[NDArray[Any]], Any], ...] = (pipeline.run, threads)
-        _check_same(*(way(pixels) for way in ways))
-        for number in range(_WARM_UP):
-            progress(f"warming up, {number + 1} of {_WARM_UP}")
-            for way in ways:
-                way(pixels)
-        times = np.empty((rounds, len(ways)))
-        for number in range(rounds):
-            progress(f"round {number + 1} of {rounds}")
-            times[number] = [_seconds(way, pixels) for way in ways]
+        pixels = _random_pixels(pipeline.plan)
+        _check_same(pipeline.run(pixels), threads(pixels))
+        compared = _compare((pipeline.run, threads), pixels, rounds, progress)
         store = pipeline.last_report.store
-    ratios = times[:, 0] / times[:, 1]
-    pipeline_s, threads_s = (median(column) for column in times.T)
-    return Orchestration(
-        plan=name,
-        workers=workers,
-        rounds=rounds,
-        pipeline_ms=pipeline_s * _MS_PER_S,
-        threads_ms=threads_s * _MS_PER_S,
-        ratio=float(median(ratios)),
-        least=float(ratios.min()),
-        greatest=float(ratios.max()),
-        bytes_per_query=store.bytes_put + store.bytes_get,
-        polls=store.exists,
-    )
+    return Orchestration(name, workers, *compared, rounds, store.bytes_put + store.bytes_get, store.exists)
 
 
 @dataclass(frozen=True)
@@ -154,35 +130,36 @@ def measure_scaling(
     name: str, settings: Settings, rounds: int = 9, workers: int = 2, progress: Progress = lambda _: None
 ) -> Scaling:
     directory = bench_plan(name, settings, progress)
-    with ExitStack() as stack:
-        pipelines = []
-        for count in (1, workers):
-            progress(f"starting {count} workers")
-            mine = settings.model_copy(update={"local_concurrency": count})
-            pipelines.append(stack.enter_context(open_pipeline(directory, workers="local", settings=mine)))
-        shape = pipelines[0].plan.input
-        size = (1, shape.height, shape.width, shape.channels)
-        pixels = np.random.default_rng(0).integers(0, 256, size, dtype=np.uint8)
-        times = np.empty((_WARM_UP + rounds, len(pipelines)))
-        for number in range(len(times)):
-            progress(f"round {number + 1} of {len(times)}")
-            times[number] = [_seconds(pipeline.run, pixels) for pipeline in pipelines]
-    times = times[_WARM_UP:]
-    ratios = times[:, 0] / times[:, 1]
-    one_s, several_s = (median(column) for column in times.T)
-    return Scaling(
-        plan=name,
-        workers=workers,
-        rounds=rounds,
-        one_ms=one_s * _MS_PER_S,
-        several_ms=several_s * _MS_PER_S,
-        speedup=float(median(ratios)),
-        least=float(ratios.min()),
-        greatest=float(ratios.max()),
-    )
+    progress(f"starting {workers} workers, and one")
+    with _pipeline(directory, settings, 1) as one, _pipeline(directory, settings, workers) as several:
+        compared = _compare((one.run, several.run), _random_pixels(one.plan), rounds, progress)
+    return Scaling(name, workers, *compared, rounds)
 
 
-def _seconds(way: Callable[[NDArray[Any]], Any], pixels: NDArray[Any]) -> float:
+def _pipeline(directory: Path, settings: Settings, workers: int) -> Pipeline:
+    mine = settings.model_copy(update={"local_concurrency": workers})
+    return open_pipeline(directory, workers="local", settings=mine)
+
+
+def _random_pixels(plan: Plan) -> NDArray[np.uint8]:
+    shape = plan.input
+    return np.random.default_rng(0).integers(0, 256, (1, shape.height, shape.width, shape.channels), dtype=np.uint8)
+
+
+def _compare(
+    ways: tuple[_Way, _Way], pixels: NDArray[Any], rounds: int, progress: Progress
+) -> tuple[float, float, float, float, float]:
+    """Return either way's median in ms, and the median, least and greatest ratio of the first's time to the other's."""
+    times = np.empty((_WARM_UP + rounds, len(ways)))
+    for number in range(len(times)):
+        progress(f"round {number + 1} of {len(times)}")
+        times[number] = [_seconds(way, pixels) for way in ways]
+    first_ms, other_ms = np.median(times[_WARM_UP:], axis=0) * _MS_PER_S
+    ratios = times[_WARM_UP:, 0] / times[_WARM_UP:, 1]
+    return float(first_ms), float(other_ms), float(np.median(ratios)), float(ratios.min()), float(ratios.max())
+
+
+def _seconds(way: _Way, pixels: NDArray[Any]) -> float:
     started = time.perf_counter()
     way(pixels)
     return time.perf_counter() - started

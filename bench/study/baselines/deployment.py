@@ -1,11 +1,13 @@
-"""The baselines' functions on the local Lambda service: packages like ours, with other handlers."""
+"""Baselines under load: their functions on the local Lambda service, in packages like ours with other handlers."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import shutil
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,8 +26,10 @@ from serfer.local.servers.redis import RedisServer
 from serfer.packaging.build_cache import assembled, in_use
 from serfer.packaging.bundle import code_stamp, dependencies, function_directory
 from serfer.pipeline.event_loop import LoopThread
+from serfer.plan_directory import check_artefacts, load_plan
 from serfer.settings import Settings
 from serfer_bench.core.environments import copy_package
+from serfer_bench.core.system import Logits, Pixels, System
 
 TIMEOUT_S = 60.0
 _HANDLERS = "serfer_bench.study.baselines.handlers"
@@ -114,10 +118,39 @@ def queries_at_once(chosen: int | None, tasks: int, settings: Settings) -> int:
     return in_flight
 
 
-def check_staged(plan: Plan, name: str) -> None:
-    """Raise UsageError for a plan with gangs, which this system cannot run: its functions hold one stage each."""
-    if plan.gangs:
-        raise UsageError(f"{name} runs stages, this plan has {len(plan.gangs)} gangs: split with --set gang=never")
+class Baseline(System):
+    """A system under load: `in_flight` threads each wait for the answer to a query.
+
+    By default there are as many as never have an invocation refused. Raises what opening a pipeline raises, and
+    UsageError for a plan with gangs: functions of baselines hold one stage each.
+    """
+
+    def __init__(self, directory: Path, settings: Settings, in_flight: int | None) -> None:
+        self.plan = load_plan(directory)
+        if gangs := len(self.plan.gangs):
+            raise UsageError(f"{self.name} runs stages, this plan has {gangs} gangs: split with --set gang=never")
+        check_artefacts(self.plan, directory)
+        self.in_flight = queries_at_once(in_flight, self._tasks_at_once(), settings)
+        self._stack = LocalStack(settings)
+        self._queries = ThreadPoolExecutor(self.in_flight, thread_name_prefix=self.name)
+        try:
+            self._start(directory, settings)
+        except BaseException:
+            self.close()
+            raise
+
+    def submit(self, pixels: Pixels) -> Future[Logits]:
+        check_pixels(self.plan, pixels)
+        return self._queries.submit(self._run, pixels)
+
+    @abstractmethod
+    def _tasks_at_once(self) -> int: ...
+
+    @abstractmethod
+    def _start(self, directory: Path, settings: Settings) -> None: ...
+
+    @abstractmethod
+    def _run(self, pixels: Pixels) -> Logits: ...
 
 
 def check_pixels(plan: Plan, pixels: NDArray[Any]) -> None:

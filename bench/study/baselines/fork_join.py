@@ -12,14 +12,11 @@ from __future__ import annotations
 
 import json
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import boto3
-import numpy as np
 from botocore.config import Config
-from numpy.typing import NDArray
 
 from serfer.core.costs.sessions import WORKER_MB
 from serfer.core.errors import TaskFailedError
@@ -27,17 +24,9 @@ from serfer.core.keys import StoreCounts
 from serfer.core.plan import Plan, explained
 from serfer.core.sigv4 import Access
 from serfer.local.lambda_.function import REGION, FunctionConfig
-from serfer.plan_directory import check_artefacts, load_plan
 from serfer.settings import Settings
-from serfer_bench.core.system import System
-from serfer_bench.study.baselines.deployment import (
-    TIMEOUT_S,
-    LocalStack,
-    check_pixels,
-    check_staged,
-    package,
-    queries_at_once,
-)
+from serfer_bench.core.system import Logits, Pixels
+from serfer_bench.study.baselines.deployment import TIMEOUT_S, Baseline, package
 from serfer_bench.study.baselines.handlers.payload import from_json, to_json
 
 _MB = 1 << 20
@@ -60,11 +49,10 @@ def held_groups(plan: Plan, master_mb: int) -> list[tuple[int, int]]:
     return held
 
 
-class ForkJoin(System):
-    """A system under load: `in_flight` threads each have the master answer a query.
+class ForkJoin(Baseline):
+    """A baseline whose threads each have the master answer a query.
 
-    By default there are as many as never have an invocation refused, and the master has the memory of the plan's
-    largest function. Raises what opening a pipeline raises.
+    By default the master has the memory of the plan's largest function.
     """
 
     name = "gillis"
@@ -72,26 +60,18 @@ class ForkJoin(System):
     def __init__(
         self, directory: Path, settings: Settings, in_flight: int | None = None, master_mb: int | None = None
     ) -> None:
-        self.plan = load_plan(directory)
-        check_staged(self.plan, self.name)
-        check_artefacts(self.plan, directory)
-        memory_mb = master_mb or max(stage.memory_mb for stage in self.plan.stages)
-        self.held = held_groups(self.plan, memory_mb)
-        self.in_flight = queries_at_once(in_flight, 1 + self._workers_at_once(), settings)
-        self.payload_bytes = 0
-        self._lock = threading.Lock()
-        self._stack = LocalStack(settings)
-        self._queries = ThreadPoolExecutor(self.in_flight, thread_name_prefix=self.name)
-        try:
-            self._endpoint = self._stack.start_service(self._functions(directory, memory_mb, settings))
-            self._lambda = _client(self._endpoint, self._stack.access, self.in_flight)
-        except BaseException:
-            self.close()
-            raise
+        self._master_mb, self.payload_bytes, self._lock = master_mb, 0, threading.Lock()
+        super().__init__(directory, settings, in_flight)
 
-    def submit(self, pixels: NDArray[np.uint8]) -> Future[NDArray[np.float32]]:
-        check_pixels(self.plan, pixels)
-        return self._queries.submit(self._run, pixels)
+    def _tasks_at_once(self) -> int:
+        self._memory_mb = self._master_mb or max(stage.memory_mb for stage in self.plan.stages)
+        self.held = held_groups(self.plan, self._memory_mb)
+        held = {number for number, _ in self.held}
+        return 1 + max(stage.grid.tiles - (number in held) for number, stage in enumerate(self.plan.stages))
+
+    def _start(self, directory: Path, settings: Settings) -> None:
+        self._endpoint = self._stack.start_service(self._functions(directory, settings))
+        self._lambda = _client(self._endpoint, self._stack.access, self.in_flight)
 
     def counts(self) -> StoreCounts:
         return StoreCounts()
@@ -105,11 +85,7 @@ class ForkJoin(System):
     def _master(self) -> str:
         return f"gillis-master-{self.plan.digest[:12]}"
 
-    def _workers_at_once(self) -> int:
-        held = {number for number, _ in self.held}
-        return max(stage.grid.tiles - (number in held) for number, stage in enumerate(self.plan.stages))
-
-    def _run(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+    def _run(self, pixels: Pixels) -> Logits:
         payload = json.dumps({"endpoint": self._endpoint, "pixels": to_json(pixels)}).encode()
         response = self._lambda.invoke(FunctionName=self._master, Payload=payload)
         answer = json.loads(response["Payload"].read())
@@ -119,7 +95,7 @@ class ForkJoin(System):
             self.payload_bytes += answer["carried"]
         return from_json(answer["logits"])
 
-    def _functions(self, directory: Path, master_mb: int, settings: Settings) -> list[FunctionConfig]:
+    def _functions(self, directory: Path, settings: Settings) -> list[FunctionConfig]:
         access = self._stack.access
         # As AWS gives a function its role's. Workers need none, but then the two kinds share one environment.
         variables = {"AWS_ACCESS_KEY_ID": access.key_id, "AWS_SECRET_ACCESS_KEY": access.secret}
@@ -138,7 +114,7 @@ class ForkJoin(System):
         alone = {part for part in self.held if stages[part[0]].grid.tiles == 1}
         workers = [part for part in self.plan.functions if part not in alone]
         return [
-            function(self._master, "master", master_mb, self.held),
+            function(self._master, "master", self._memory_mb, self.held),
             *(function(self.plan.function(*part), "worker", stages[part[0]].memory_mb, [part]) for part in workers),
         ]
 

@@ -7,64 +7,43 @@ They are started beforehand, which the authors' are not: no query pays for that.
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
-
-import numpy as np
-from numpy.typing import NDArray
 
 from serfer.core.keys import StoreCounts
 from serfer.core.plan import Plan
 from serfer.local.lambda_.function import FunctionConfig
-from serfer.plan_directory import check_artefacts, load_plan
 from serfer.settings import Settings
 from serfer_bench.core.part_times import PartTimes, Times
-from serfer_bench.core.system import System
-from serfer_bench.study.baselines.deployment import (
-    TIMEOUT_S,
-    LocalStack,
-    check_pixels,
-    check_staged,
-    package,
-    queries_at_once,
-)
-from serfer_bench.study.baselines.handlers.objects import Array
+from serfer_bench.core.system import Logits, Pixels
+from serfer_bench.study.baselines.deployment import TIMEOUT_S, Baseline, package
 from serfer_bench.study.papers.serfer.driver_process import Configuration, DriverProcess
 from serfer_bench.study.papers.serfer.poll_driver import Mechanics
 
 
-class SerFerPaper(System):
-    """A system under load with one driver process for each of `in_flight` queries.
-
-    By default there are as many as never have an event refused. Raises what opening a pipeline raises.
-    """
+class SerFerPaper(Baseline):
+    """A baseline with one driver process for each of `in_flight` queries."""
 
     def __init__(self, directory: Path, settings: Settings, mechanics: Mechanics, in_flight: int | None = None) -> None:
-        self.name = mechanics.name
-        self.plan = load_plan(directory)
-        check_staged(self.plan, self.name)
-        check_artefacts(self.plan, directory)
-        widest = max(stage.grid.tiles for stage in self.plan.stages)
-        self.in_flight = queries_at_once(in_flight, widest, settings)
-        self._stack = LocalStack(settings)
-        self._queries = ThreadPoolExecutor(self.in_flight, thread_name_prefix=mechanics.name)
+        self.name, self._mechanics = mechanics.name, mechanics
         self._drivers: list[DriverProcess] = []
         self._idle: SimpleQueue[DriverProcess] = SimpleQueue()
-        try:
-            self.store_url = self._stack.start_redis()
-            functions = _functions(self.plan, directory, mechanics, self.store_url, settings)
-            endpoint = self._stack.start_service(functions)
-            access = self._stack.access
-            where = (str(directory), self.store_url, endpoint, access.key_id, access.secret)
-            self._start_drivers(Configuration(*where, mechanics.contiguous))
-        except BaseException:
-            self.close()
-            raise
+        super().__init__(directory, settings, in_flight)
 
-    def submit(self, pixels: NDArray[np.uint8]) -> Future[NDArray[np.float32]]:
-        check_pixels(self.plan, pixels)
-        return self._queries.submit(self._run, pixels)
+    def _tasks_at_once(self) -> int:
+        return max(stage.grid.tiles for stage in self.plan.stages)
+
+    def _start(self, directory: Path, settings: Settings) -> None:
+        self.store_url = self._stack.start_redis()
+        functions = _functions(self.plan, directory, self._mechanics, self.store_url, settings)
+        endpoint, access = self._stack.start_service(functions), self._stack.access
+        where = (str(directory), self.store_url, endpoint, access.key_id, access.secret)
+        configuration = Configuration(*where, self._mechanics.contiguous)
+        for _ in range(self.in_flight):
+            self._drivers.append(self._stack.run(DriverProcess))
+        for driver in self._drivers:
+            driver.configure(configuration)
+            self._idle.put(driver)
 
     def counts(self) -> StoreCounts:
         return sum((driver.counts for driver in self._drivers), StoreCounts())
@@ -85,14 +64,7 @@ class SerFerPaper(System):
             driver.close()
         self._stack.close()
 
-    def _start_drivers(self, configuration: Configuration) -> None:
-        for _ in range(self.in_flight):
-            self._drivers.append(self._stack.run(DriverProcess))
-        for driver in self._drivers:
-            driver.configure(configuration)
-            self._idle.put(driver)
-
-    def _run(self, pixels: NDArray[np.uint8]) -> Array:
+    def _run(self, pixels: Pixels) -> Logits:
         driver = self._idle.get()
         try:
             return driver.ask(pixels)

@@ -50,21 +50,16 @@ def held_groups(plan: Plan, master_mb: int) -> list[tuple[int, int]]:
 
 
 class ForkJoin(Baseline):
-    """A baseline whose threads each have the master answer a query.
-
-    By default the master has the memory of the plan's largest function.
-    """
+    """A baseline whose threads each have the master answer a query; it has the memory of the plan's largest function."""
 
     name = "gillis"
 
-    def __init__(
-        self, directory: Path, settings: Settings, in_flight: int | None = None, master_mb: int | None = None
-    ) -> None:
-        self._master_mb, self.payload_bytes, self._lock = master_mb, 0, threading.Lock()
+    def __init__(self, directory: Path, settings: Settings, in_flight: int | None = None) -> None:
+        self.payload_bytes, self._lock = 0, threading.Lock()
         super().__init__(directory, settings, in_flight)
 
     def _tasks_at_once(self) -> int:
-        self._memory_mb = self._master_mb or max(stage.memory_mb for stage in self.plan.stages)
+        self._memory_mb = max(stage.memory_mb for stage in self.plan.stages)
         self.held = held_groups(self.plan, self._memory_mb)
         held = {number for number, _ in self.held}
         return 1 + max(stage.grid.tiles - (number in held) for number, stage in enumerate(self.plan.stages))

@@ -11,7 +11,6 @@ from serfer.core.errors import UnavailableError
 from serfer_bench.core.processes import held
 from serfer_bench.core.system import System
 from serfer_bench.core.tables import Results, Table
-from serfer_bench.core.workload import Clock
 from serfer_bench.load.queries import Example, run_queries
 from serfer_bench.load.results import Log, Result, Round, make_round
 
@@ -34,31 +33,27 @@ def measure_rounds(
     examples: Sequence[Example],
     plan: Plan,
     progress: Progress = lambda _: None,
-    clock: Clock | None = None,
 ) -> tuple[tuple[Round, ...], tuple[Log, ...]]:
     for system in systems:
-        _warm_up(system, examples, plan, progress, clock)
+        _warm_up(system, examples, plan, progress)
         system.take_times()
     rounds, logs = [], []
     for number, arrivals in enumerate(plan.arrivals):
         for system in systems if number % 2 == 0 else reversed(systems):
             report = _prefixed(progress, f"round {number + 1} of {len(plan.arrivals)}, {system.name}: ")
             before, start = system.totals(), held()
-            sent = run_queries(
-                system.submit, examples, arrivals, patience_s=plan.patience_s, clock=clock, progress=report
-            )
+            sent = run_queries(system.submit, examples, arrivals, patience_s=plan.patience_s, progress=report)
             logs.append(Log(system.name, number, tuple(sent), system.take_times()))
             rounds.append(make_round(logs[-1], system.totals() - before, start, held()))
     return tuple(rounds), tuple(logs)
 
 
-def _warm_up(system: System, examples: Sequence[Example], plan: Plan, progress: Progress, clock: Clock | None) -> None:
+def _warm_up(system: System, examples: Sequence[Example], plan: Plan, progress: Progress) -> None:
     if not plan.warm_up:
         return
     report = _prefixed(progress, f"warming up {system.name}: ")
-    ends = run_queries(
-        system.submit, examples, (0.0,) * plan.warm_up, patience_s=plan.patience_s, clock=clock, progress=report
-    )
+    arrivals = (0.0,) * plan.warm_up
+    ends = run_queries(system.submit, examples, arrivals, patience_s=plan.patience_s, progress=report)
     if all(end.error for end in ends):
         raise UnavailableError(f"{system.name} answers no query: {ends[0].error}: {ends[0].message}")
 

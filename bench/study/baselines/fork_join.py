@@ -50,7 +50,7 @@ def held_groups(plan: Plan, master_mb: int) -> list[tuple[int, int]]:
 
 
 class ForkJoin(Baseline):
-    """A baseline whose threads each have the master answer a query; it has the memory of the plan's largest function."""
+    """A baseline whose threads have the master answer queries; it has the memory of the plan's largest function."""
 
     name = "gillis"
 

@@ -1,7 +1,6 @@
 """`serfer study simulate` and `serfer study policies`, as users call them."""
 
 import json
-import os
 from functools import partial
 
 import numpy as np
@@ -28,13 +27,6 @@ FIELDS = {
 }
 WINDOW = ("--window-s", "120")  # an hour takes long enough to be noticed
 LOAD = "diurnal:mean=20,hours=6,peak_hour=3"
-
-
-@pytest.fixture
-def scenario(tmp_path):
-    path = tmp_path / "two-types.toml"
-    path.write_text(TOML)
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +79,6 @@ def test_drivers_limits_are_chosen_and_duplicates_are_a_part_of_the_windows_doll
     assert bound["queued"] > 0
     assert bound["hedges"] == bound["hedges_usd"] == 0
     assert bound["latency_ms"]["p50"] > 10 * free["latency_ms"]["p50"]
-    [single] = outcomes(*arguments, "--no-hedge")
-    assert single["window_usd"] == pytest.approx(free["window_usd"] - free["hedges_usd"], rel=0.02)  # other arrivals
     assert "waited for a slot" in called(*arguments, "--driver-slots", "1")
     assert "duplicates $" in called(*arguments)
 
@@ -106,15 +96,10 @@ def test_all_recommends_the_least_that_meets_the_slo(scenario):
     names = {(policy, kind) for policy in alike for kind in kinds if policy != "serverless"} | {("serverless", None)}
     assert {(one["policy"], one["instance"]) for one in rows} == names
     assert [one["recommended"] for one in rows] == [True] + [False] * (len(rows) - 1)
-    met = [one["cost_usd"]["mean"] for one in rows if one["meets_slo"]]
-    assert met == sorted(met)
     assert rows[0]["meets_slo"]
     for one in rows:
-        assert one["seeds"] == 2
-        assert one["cost_usd"]["min"] <= one["cost_usd"]["mean"] <= one["cost_usd"]["max"]
         assert one["meets_slo"] == (one["slo_met"]["min"] >= 0.99)
         assert one["window_ratio"]["mean"] > 0
-    assert rows[0]["policy"] in rows[0]["reason"]
     shown = called(*arguments, "--level", "rates")
     assert "recommended: " in shown
     assert shown.count("* ") == 1
@@ -158,17 +143,13 @@ def test_memories_of_a_plan_are_compared_at_the_cost_models_prices(scenario, pla
         called(*arguments[:-2], "--memory", 512)
 
 
-@pytest.mark.parametrize("policies", [("ski-rental", "serverless"), pytest.param(("all",), marks=pytest.mark.weekly)])
-def test_series_are_written_as_csv(scenario, tmp_path, policies):
-    file = tmp_path / "out.csv"
-    chosen = [part for name in policies for part in ("--policy", name)]
+def test_series_are_written_as_csv(scenario, tmp_path):
+    file, chosen = tmp_path / "out.csv", ("--policy", "ski-rental", "--policy", "serverless")
     rows = outcomes(LOAD, "--scenario", scenario, *chosen, "--level", "rates", "--scale", "S", "--csv", file)
     lines = [line.split(",") for line in file.read_text().splitlines()]
     assert lines[0] == ["policy", "t_seconds", "load_qps", "instances_on", "instances_serving", "lambda_qps", "usd"]
     last = {line[0]: float(line[-1]) for line in lines[1:]}
-    assert last.keys() == {one["policy"] for one in rows}
-    if len(policies) > 1:
-        assert last == {one["policy"]: pytest.approx(one["cost_usd"]) for one in rows}
+    assert last == {one["policy"]: pytest.approx(one["cost_usd"]) for one in rows}
 
 
 def test_an_access_log_is_a_load_cut_by_dates(scenario, tmp_path):
@@ -274,24 +255,16 @@ def test_a_plan_is_calibrated_on_this_machine(scenario, plan, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "kind", "message"),
     [
-        (("nothing.csv",), InputError, "nothing.csv"),
-        (("nothing",), InputError, "neither a file nor a generator"),
-        ((LOAD, "--policy", "best"), UsageError, "no policy 'best'"),
-        ((LOAD, "--policy", "mark:sl_min=98"), UsageError, "mark.sl_min should be 0 to 1"),
         ((LOAD, "--level", "atoms"), UsageError, "--level"),
         ((LOAD, "--level", "tasks"), UsageError, "--plan DIR or --calibration FILE"),
-        ((LOAD, "--scale", "X"), UsageError, "--scale"),
         ((LOAD, "--period-s", "0"), UsageError, "--period-s"),
-        ((LOAD, "--period-s", "0", "--policy", "break-even"), UsageError, "--period-s"),
-        ((LOAD, "--window-s", "nan"), UsageError, "--window-s"),
         ((LOAD, "--window-s", "1e-9"), UsageError, "--window-s 1e-09 makes more than"),
         ((LOAD, "--scale", "1e9"), UsageError, "peak of .* a smaller --scale"),
         ((LOAD, "--from", "1e7"), UsageError, "--from"),
         ((LOAD, "--from", "noon"), UsageError, "--from is seconds, or a date"),
         ((LOAD, "--until", "-1"), UsageError, "--until is seconds, or a date"),
         ((LOAD, "--csv", "nowhere/out.csv"), InputError, "nowhere"),
-        ((LOAD, "--policy", "all", "--seeds", "1000", "--instance", "p2"), UsageError, "--instance p2"),
-        ((LOAD, "--instance", "p2"), UsageError, "--instance p2"),
+        ((LOAD, "--seeds", "1000", "--instance", "p2"), UsageError, "--instance p2"),
         ((LOAD, "--instance", "g5.xlarge", "--spot"), UsageError, "no spot price"),
         ((LOAD, "--plot", "out.txt"), UsageError, "out.txt"),
         ((LOAD, "--plot", "nowhere/out.png"), InputError, "nowhere"),
@@ -309,33 +282,11 @@ def test_wrong_input_is_refused_in_one_line(scenario, arguments, kind, message):
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("slo_ms = ", "not TOML"),
-        ("slo_ms = 300", "lacks 'instance', 'lambda'"),
-    ],
-)
-def test_a_wrong_scenario_is_named_with_its_file(tmp_path, text, message):
-    (tmp_path / "wrong.toml").write_text(text)
-    with pytest.raises(InputError, match=message) as raised:
-        called(LOAD, "--scenario", tmp_path / "wrong.toml")
-    assert "wrong.toml" in str(raised.value)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("scenario")
-def test_bench_policies_runs_every_trace_and_scenario(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})  # one process: each takes seconds to import its modules
-    (tmp_path / "twitter_small.csv").write_text("minute,requests\n" + "".join(f"{n},{n % 7}\n" for n in range(60)))
-    arguments = ("--traces", tmp_path, "--scenarios", tmp_path, "--load", "twitter", "--window-s", "120")
-    some = ("--policy", "ski-rental", "--policy", "target-tracking-stepwise")
-    lines = CliRunner().invoke(app, ["study", "policies", *map(str, (*arguments, *some)), "--json"]).stdout.splitlines()
-    rows = [json.loads(line) for line in lines]
-    assert [(one["trace"], one["scale"], one["policy"]) for one in rows] == [
-        ("twitter_small", scale, policy) for scale in "SM" for policy in ("ski-rental", "target-tracking-stepwise")
-    ]
-    assert all(one["slo_met"] is not None for one in rows)
+@pytest.mark.parametrize(("text", "message"), [("slo_ms = ", "not TOML"), ("slo_ms = 300", "lacks 'instance'")])
+def test_a_wrong_scenario_is_named_with_its_file(scenario, text, message):
+    scenario.write_text(text)
+    with pytest.raises(InputError, match=rf"two-types\.toml.*{message}"):
+        called(LOAD, "--scenario", scenario)
 
 
 def test_the_table_compares_with_target_tracking_and_sums_up(scenario):

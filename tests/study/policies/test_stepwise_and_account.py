@@ -7,13 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from serfer.cli.main import app
 from serfer.control.policies import STUDY, make_policy, policy_names
 from serfer.control.policy import InstanceCount, InstanceState, Interruption, Observation, ProvisioningPlan, on_demand
 from serfer.control.scenario import Market, parse_scenario
-from serfer.core.errors import MissingExtraError, UsageError
+from serfer.core.errors import MissingExtraError
 from serfer.cost.loads.trace import Trace
 from serfer.fleet.open_pool import choose_routing
 from serfer_bench.study.policies import NAMES
@@ -23,6 +21,7 @@ from serfer_bench.study.sim.rates import run_rates
 from tests.control.worlds import QPS, fleet, rows, scenario, seen, steps
 from tests.fleet.fakes import SCENARIO
 from tests.fleet.test_open_pool import file as file  # noqa: PLC0414 - a fixture
+from tests.study.sim.worlds import Scripted
 
 
 def desired(load, policy=None, step_s=10.0):
@@ -91,43 +90,22 @@ def test_an_account_is_the_simulators(load, name):
 
 
 def test_a_policy_sees_the_fleet_that_it_would_have():
-    world, fleets = scenario(boot_s=10.0), []
-
-    class Two:
-        name = "two"
-
-        def observe(self, seen):
-            fleets.append([(group.state, group.count) for group in seen.fleet])
-            return on_demand(world.instance, 2, "always")
-
-        def resume(self, fleet):
-            pass
-
-    accounted = AccountedPolicy(Two(), world)
+    world, policy = scenario(boot_s=10.0), Scripted([2])
+    accounted = AccountedPolicy(policy, world)
     accounted.resume(fleet(1))
     for _ in range(3):
         accounted.observe(Observation(0.0, 8.0, 0.0, fleet(7)))
     booting, serving = InstanceState.BOOTING, InstanceState.SERVING
+    fleets = [[(group.state, group.count) for group in seen_fleet] for seen_fleet in policy.fleets]
     assert fleets == [[(serving, 1)], [(booting, 1), (serving, 1)], [(serving, 2)]]
 
 
 def test_a_policy_sees_no_interruptions_of_a_fleet_that_is_not_its_own():
-    world, lost = scenario(), []
-
-    class Watching:
-        name = "watching"
-
-        def observe(self, seen):
-            lost.append(seen.interruptions)
-            return ProvisioningPlan((), "nothing")
-
-        def resume(self, fleet):
-            pass
-
     interrupted = Observation(0.0, 1.0, 0.0, fleet(1), interruptions=(Interruption("gpu", 1),))
-    AccountedPolicy(Watching(), world).observe(interrupted)
-    AccountedPolicy(Watching(), world, same_fleet=True).observe(interrupted)
-    assert lost == [(), interrupted.interruptions]
+    for same_fleet, lost in ((False, []), (True, [Interruption("gpu", 1)])):
+        policy = Scripted([0])
+        AccountedPolicy(policy, scenario(), same_fleet=same_fleet).observe(interrupted)
+        assert policy.interruptions == lost
 
 
 def test_types_and_markets_have_their_own_prices_and_an_unknown_type_changes_nothing():
@@ -147,19 +125,6 @@ def test_types_and_markets_have_their_own_prices_and_an_unknown_type_changes_not
 def test_names_are_those_of_the_product_and_of_the_entry_points():
     assert {*NAMES} == {*policy_names()}
     assert {*STUDY} < {*NAMES}
-
-
-def test_settings_behind_a_name_reach_the_policy(file):
-    policy = choose_routing("mark:sl_min=0.99,m=50", "local", file, None).router().policy
-    assert policy.name == "mark:sl_min=0.99,m=50"
-    assert (policy.guarded._options.slo_met, policy.guarded._options.monitor_queries) == (0.99, 50)
-
-
-def test_setting_out_of_bounds_ends_serve():
-    options = ("--route", "mark:sl_min=98", "--instances", "local", "--set", "scenario=two-types")
-    result = CliRunner().invoke(app, ["serve", *options])
-    assert isinstance(result.exception, UsageError)
-    assert "mark.sl_min should be 0 to 1" in str(result.exception)
 
 
 @pytest.mark.parametrize("route", [*STUDY, "mark:sl_min=0.99"])

@@ -2,7 +2,6 @@
 
 import tomllib
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 
 from serfer.control.dispatch import Batching
 from serfer.control.policies import make_policy
-from serfer.control.policy import InstanceCount, InstanceGroup, InstanceState, ProvisioningPlan, fleet_of
+from serfer.control.policy import InstanceCount, InstanceGroup, InstanceState, fleet_of
 from serfer.control.router import Router
 from serfer.control.scenario import Market, parse_scenario
 from serfer.core.costs.aws import shipped_aws
@@ -26,7 +25,7 @@ from serfer.cost.windows import Window, windows_of
 from serfer_bench.study.policies.mark.policy import MarkSpot
 from serfer_bench.study.sim.fleet_history import history_of
 from tests.control.worlds import CREDITS, TWO_TYPES
-from tests.study.sim.worlds import Scripted, scenario, trace
+from tests.study.sim.worlds import Bought, Scripted, scenario, trace
 
 FIXED = ServiceTimes(Quantiles.always(0.12), Quantiles.always(0.8), "a test", one_task=True)
 
@@ -114,8 +113,7 @@ def test_a_burstable_instance_computes_at_its_baseline_without_credits():
     def median_s(at_launch):
         t2 = replace(first, name="t2", boot_s=0.0, credits=replace(CREDITS, at_launch=at_launch))
         world = replace(scenario(), instances=(first, t2))
-        plan = ProvisioningPlan((InstanceCount("t2", Market.ON_DEMAND, 1),), "as the test says")
-        router = Router(world, SimpleNamespace(name="one t2", observe=lambda _: plan), overflow=False)
+        router = Router(world, Bought(InstanceCount("t2", Market.ON_DEMAND, 1)), overflow=False)
         run = QueriesRun(world, router, FIXED, [(0.0, Purchase(t2, Market.ON_DEMAND))], 0)
         return np.median(run.over(steps_of(trace([60], [20]), 5), 0.0, Window("whole", 0.0, 60.0)).latencies_s)
 
@@ -232,8 +230,7 @@ def test_queries_beyond_a_limit_are_refused():
 
 
 def test_only_the_window_is_measured_after_a_warm_start():
-    load = trace([100], [20])
-    result = ran(load, scenario(), Scripted([0]), window=Window("late", 50.0, 100.0))
+    result = ran(trace([100], [20]), scenario(), Scripted([0]), window=Window("late", 50.0, 100.0))
     assert result.cold_starts <= 2
     assert result.queries == pytest.approx(1000, rel=0.15)
 
@@ -245,9 +242,6 @@ def test_too_many_queries_are_refused_at_once(monkeypatch):
 
 
 def test_policy_observes_every_query_with_the_loads_own_counts():
-    policy = Scripted([0])
-    result = ran(trace([50], [10]), scenario(), policy)
-    assert sum(seconds * rate for seconds, rate in policy.seen) == pytest.approx(result.queries)
     counts = np.random.default_rng(0).poisson(10, 200).astype(float)
     policy = Scripted([0])
     ran(trace(np.ones(200), counts), scenario(), policy)
@@ -286,13 +280,7 @@ def test_queries_that_wait_at_a_lost_instance_are_answered_by_lambda():
 def test_queries_go_to_the_type_that_answers_first():
     world = parse_scenario(tomllib.loads(TWO_TYPES))
     both = (InstanceCount("g4dn.xlarge", Market.ON_DEMAND, 1), InstanceCount("g5.xlarge", Market.SPOT, 1))
-
-    class Both(Scripted):
-        def observe(self, seen):
-            super().observe(seen)
-            return ProvisioningPlan(both, "both")
-
-    policy = Both([0])
+    policy = Bought(*both)
     result = ran(trace([500], [200]), world, policy, window=Window("all", 300.0, 500.0))
     assert result.on_instances > 0.95 * result.queries  # the first type alone sustains 60 queries/s
     assert {(group.kind, group.market) for group in policy.fleets[-1]} == {(one.kind, one.market) for one in both}
@@ -310,11 +298,10 @@ def test_environments_that_a_plan_wants_are_started_once_and_kept():
     assert ran(load, scenario(concurrency=7), Scripted([0], 40), window=window).pings == pytest.approx(7 * 3, abs=7)
 
 
-def test_pings_are_within_the_ceiling_all_or_none():
-    load, world, usd = trace([1800], [0]), scenario(keep_alive_s=600.0), scenario().serverless.usd_per_query
-    window = Window("all", 0.0, 1800.0)
-    assert ran(load, world, Scripted([0], 10), window=window, max_usd_per_hour=25 * usd).pings == 20  # and not 30
-    assert ran(load, world, Scripted([0], 10), window=window, max_usd_per_hour=9 * usd).pings == 0
+@pytest.mark.parametrize(("paid_for", "pings"), [(25, 20), (9, 0)])
+def test_pings_are_within_the_ceiling_all_or_none(paid_for, pings):
+    load, world = trace([1800], [0]), scenario(keep_alive_s=600.0)
+    assert ran(load, world, Scripted([0], 10), max_usd_per_hour=paid_for * 4e-5).pings == pings
 
 
 @pytest.mark.parametrize(("share", "lost"), [(0.2, 2), pytest.param(0.8, 8, marks=pytest.mark.weekly)])

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serfer.control.policies import DEFAULT, buys_several_types, make_policy
-from serfer.control.policy import InstanceCount, InstanceState, ProvisioningPlan
+from serfer.control.policy import InstanceCount, InstanceState
 from serfer.control.scenario import Market, parse_scenario
 from serfer.core.errors import UsageError
 from serfer.cost.fleet import SpotLosses
@@ -19,7 +19,7 @@ from serfer_bench.study.policies import NAMES
 from serfer_bench.study.policies.clairvoyant import optimum_usd
 from serfer_bench.study.sim.rates import run_rates
 from tests.control.worlds import TWO_TYPES, seen
-from tests.study.sim.worlds import Scripted, scenario, trace
+from tests.study.sim.worlds import Bought, Scripted, scenario, trace
 
 SECOND = 0.526 / 3600
 LOADS = st.lists(st.tuples(st.sampled_from([1.0, 7.0, 60.0, 300.0]), st.floats(0, 300)), min_size=1, max_size=15)
@@ -139,18 +139,18 @@ def test_pings_are_within_the_ceiling_all_or_none():
     load, world = trace([1800], [0]), scenario(keep_alive_s=600.0)
     free = run_rates(load, world, Scripted([0], 10))
     assert free.pings.sum() == 30
-    bound = run_rates(load, world, Scripted([0], 10), max_usd_per_hour=1e6)
-    assert bound.pings.tolist() == free.pings.tolist()
     assert run_rates(load, world, Scripted([0], 10), max_usd_per_hour=25 * 4e-5).pings.sum() == 20
     assert run_rates(load, world, Scripted([0], 10), max_usd_per_hour=9 * 4e-5).pings.sum() == 0
 
 
-def test_a_ceiling_that_is_never_reached_changes_nothing():
+@pytest.mark.parametrize("warm", [0, 10])
+def test_a_ceiling_that_is_never_reached_changes_nothing(warm):
     load, world = trace([60] * 30, [20, 150, 70] * 10), scenario()
-    free = run_rates(load, world, make_policy("ski-rental", world))
-    bound = run_rates(load, world, make_policy("ski-rental", world), max_usd_per_hour=1e6)
+    free, bound = (
+        run_rates(load, world, Scripted([1, 3, 0, 2], warm), max_usd_per_hour=ceiling) for ceiling in (math.inf, 1e6)
+    )
     assert bound.cost_usd == pytest.approx(free.cost_usd)
-    assert bound.launches == free.launches
+    assert (bound.launches, bound.pings.tolist()) == (free.launches, free.pings.tolist())
 
 
 def test_routers_are_snapshotted_at_the_marks():
@@ -166,19 +166,6 @@ def test_a_policy_sees_instances_that_boot_and_then_serve(ceiling):
     run_rates(trace([25], [1]), world, policy, max_usd_per_hour=ceiling)
     states = [[(str(group.state), group.count) for group in fleet] for fleet in policy.fleets]
     assert states == [[], [("booting", 2)], [("serving", 2)], [("serving", 2)], [("serving", 1)]]
-
-
-class Bought(Scripted):
-    """A policy that wants the same instances for ever."""
-
-    def __init__(self, *wanted):
-        super().__init__([0])
-        self.wanted = wanted
-        self.interruptions = []
-
-    def observe(self, seen):
-        self.interruptions += seen.interruptions
-        return ProvisioningPlan(self.wanted, "bought")
 
 
 TYPES = parse_scenario(tomllib.loads(TWO_TYPES))
@@ -218,19 +205,11 @@ def test_queries_and_dollars_add_up_whatever_is_lost(rows, per_hour, seed):
     assert float(spans @ result.timeline.instances_usd_per_s) == pytest.approx(unbilled, abs=1e-9)
 
 
-class Seeing(Bought):
-    """A policy that keeps the states of spot instances."""
-
-    def observe(self, seen):
-        counts = {one.state: one.count for one in seen.fleet if one.market is Market.SPOT}
-        self.states = [*getattr(self, "states", []), (seen.now_s, counts)]
-        return super().observe(seen)
-
-
 def test_spot_instances_are_given_two_minutes_notice():
-    policy = Seeing(InstanceCount("g5.xlarge", Market.SPOT, 5))
+    policy = Bought(InstanceCount("g5.xlarge", Market.SPOT, 5))
     result = run_rates(trace([1500], [0]), TYPES, policy, losses=SpotLosses(shares=((1000.0, 0.4),)))
-    states = dict(policy.states)
+    counts = [{one.state: one.count for one in seen_fleet} for seen_fleet in policy.fleets]
+    states = dict(zip(np.cumsum([seconds for seconds, _ in policy.seen]).tolist(), counts, strict=True))
     assert states[875.0] == {InstanceState.SERVING: 5}
     assert states[880.0] == states[995.0] == {InstanceState.SERVING: 3, InstanceState.LEAVING: 2}
     assert states[1000.0] == {InstanceState.SERVING: 3}

@@ -196,13 +196,9 @@ def test_late_tasks_get_a_duplicate_whose_share_of_the_query_is_paid():
 
 
 def test_environments_that_a_plan_wants_are_warm_for_every_task():
-    class Warm(Scripted):
-        def observe(self, seen):
-            return replace(super().observe(seen), warm=15)
-
     load, world = Trace("a trace", np.array([20.0, 20.0]), np.array([0.0, 30.0])), scenario()
     colds = []
-    for policy in (Scripted([0]), Warm([0])):
+    for policy in (Scripted([0]), Scripted([0], 15)):
         result = TasksRun(world, Router(world, policy), calibration(), [], 3).over(
             steps_of(load, 5), 0.0, Window("all", 0.0, 40.0)
         )

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from serfer.control.policy import on_demand
+from serfer.control.policy import ProvisioningPlan, on_demand
 from serfer.control.scenario import InstanceType, LambdaTarget, Scenario
 from serfer.cost.loads.trace import Trace
 from serfer_bench.study.sim.calibration import FORMAT, Calibration
@@ -59,13 +59,27 @@ class Scripted:
         self.latencies = []
         self.seen = []
         self.fleets = []
+        self.interruptions = []
 
     def observe(self, seen):
         self.seen.append((seen.elapsed_s, seen.rate))
         self.fleets.append(seen.fleet)
         self.latencies.append(seen.latency)
+        self.interruptions += seen.interruptions
         wanted = self._wanted.pop(0) if len(self._wanted) > 1 else self._wanted[0]
         return replace(on_demand(scenario().instance, wanted, "as scripted"), warm=self._warm, batching=self._batching)
 
     def resume(self, fleet):
         pass
+
+
+class Bought(Scripted):
+    """A policy that wants the same instances for ever."""
+
+    def __init__(self, *wanted):
+        super().__init__([0])
+        self.wanted = wanted
+
+    def observe(self, seen):
+        super().observe(seen)
+        return ProvisioningPlan(self.wanted, "bought")

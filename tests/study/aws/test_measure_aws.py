@@ -191,37 +191,19 @@ def test_a_store_that_is_not_reached_from_here_is_refused(tmp_path):
         plan_measurement(order_of(tmp_path, store="valkey"), Settings(), Extent())
 
 
-EXTENT = Extent()
-STARTS = sum(EXTENT.at_once())
-WARM = EXTENT.small + EXTENT.large
-
-
 def starts(draws, tail, invoke_tail, count, floor=2.0):
     """So many starts that take a floor and two exponential times of these means."""
     return (floor + draws.exponential(invoke_tail, count) + draws.exponential(tail, count)).tolist()
 
 
-def ratios(seed, tail, invoke_tail, count, warm, rounds):
-    """The tails of starts that so many probes find, as ratios to what they are."""
-    draws = np.random.default_rng(seed)
-    for _ in range(rounds):
-        _, found = floor_and_tail((0.02 + draws.exponential(invoke_tail, warm)).tolist())
-        yield start_tail(starts(draws, tail, invoke_tail, count), found) / tail
-
-
-@pytest.mark.parametrize("count", [20, 84, STARTS])
 @pytest.mark.parametrize(("tail", "invoke_tail"), [(1.0, 0.001), (1.0, 0.1), (0.3, 0.15), (2.0, 2.0)])
-def test_the_tail_of_starts_is_right_on_average_however_long_that_of_invocations_is(tail, invoke_tail, count):
+def test_the_tail_of_starts_is_right_on_average_however_long_that_of_invocations_is(tail, invoke_tail):
     """A fit of one exponential time to what has two finds up to a fifth less."""
-    found = [*ratios(7, tail, invoke_tail, count, WARM, rounds=100)]
+    draws, found = np.random.default_rng(7), []
+    for _ in range(100):
+        warm = (0.02 + draws.exponential(invoke_tail, 404)).tolist()
+        found.append(start_tail(starts(draws, tail, invoke_tail, 84), floor_and_tail(warm)[1]) / tail)
     assert fmean(found) == pytest.approx(1, abs=3 * stdev(found) / len(found) ** 0.5)
-
-
-def test_as_many_starts_as_a_probe_has_give_their_tail_within_a_tenth():
-    """In 19 of 20 probes, as the mean of 400 exponential times is within 9.8% of what it is."""
-    assert [*EXTENT.at_once()] == [4, 16, *[64] * 6]
-    found = ratios(11, 1.0, 0.1, STARTS, WARM, rounds=100)
-    assert sum(abs(ratio - 1) <= 0.1 for ratio in found) >= 92
 
 
 @given(scale=st.floats(0.01, 10), more=st.floats(0, 10), seed=st.integers(0, 99), count=st.integers(2, 100))

@@ -1,7 +1,5 @@
 """INFaaS' evaluation redone: figures 5 to 8, Table 7 and the scaling of section 4.2, on little loads."""
 
-import json
-
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -13,7 +11,6 @@ from serfer_bench.study.papers.infaas import figure5, figure7, figure8
 from serfer_bench.study.papers.infaas.day import GENERATED, pressed, read_day, smoothed
 from serfer_bench.study.papers.infaas.figure6 import FLAT, FLUCTUATING, INFAAS, STEADY, run
 from serfer_bench.study.papers.infaas.figure8 import Load, Together, _one, _Seen
-from tests.bench import running
 from tests.bench.running import rows
 
 pytestmark = pytest.mark.weekly
@@ -147,11 +144,9 @@ def test_a_query_is_late_after_the_objective_or_without_an_answer_and_what_was_n
 
 
 def test_the_heuristic_is_compared_with_the_programme_for_each_number_of_networks():
-    drawn = ["--networks", "1", "--networks", "3", "--loads", "5"]
-    arguments = ["study", "paper", "infaas", "--section", "4.2", *drawn, "--json"]
-    rows = [json.loads(line) for line in CliRunner().invoke(app, arguments).output.splitlines()]
-    assert [(row["networks"], row["loads"]) for row in rows] == [(1, 5), (3, 5)]
-    for row in rows:
+    found = rows("study", "paper", "infaas", "--section", "4.2", "--networks", 1, "--networks", 3, "--loads", 5)
+    assert [(row["networks"], row["loads"]) for row in found] == [(1, 5), (3, 5)]
+    for row in found:
         assert 1 - 1e-9 <= row["ratio_median"] <= row["ratio_p90"] <= row["ratio_max"]
         assert 0 < row["program_ms"] <= row["program_max_ms"]
 
@@ -160,11 +155,11 @@ COMMAND = ("study", "paper", "infaas", "--table", "7", "--queries", "100")
 
 
 def test_selections_are_timed_for_every_mix_of_states_beside_infaas_and_may_be_bounded():
-    rows = running.rows(*COMMAND)
-    assert len(rows) == 15
-    assert {row["variants"] for row in rows} == {200}
-    assert all(0 < row["p50_us"] <= row["p99_us"] for row in rows)
-    published = {(row["states"], row["query"]): row["published_ms"] for row in rows}
+    found = rows(*COMMAND)
+    assert len(found) == 15
+    assert {row["variants"] for row in found} == {200}
+    assert all(0 < row["p50_us"] <= row["p99_us"] for row in found)
+    published = {(row["states"], row["query"]): row["published_ms"] for row in found}
     assert published["active", "asked"] == pytest.approx(2.2)
     assert published["overloaded", "asked"] == pytest.approx(3.5)
     assert published["mixed", "any"] is None

@@ -16,11 +16,10 @@ from serfer.splitter.plan_dir.emit import in_one_piece
 from serfer.splitter.tiling.from_onnx import from_onnx
 from serfer_bench.study.papers.infless import figure8
 from serfer_bench.study.papers.infless.capacity import SYSTEMS, highest, placed
-from serfer_bench.study.papers.infless.command import provisioning
 from serfer_bench.study.papers.infless.figure8 import BatchPrediction, mean_error, measure_whole, whole_results
-from serfer_bench.study.papers.infless.figure16 import LSTH, charts, notes, run
+from serfer_bench.study.papers.infless.figure16 import charts, notes, run
 from serfer_bench.study.papers.infless.loads import COMPARED, under_loads
-from serfer_bench.study.papers.infless.paper import AUTHORS, BY_FLOPS, OPERATORS, OSVT, QA_ROBOT, World
+from serfer_bench.study.papers.infless.paper import AUTHORS, BY_FLOPS, OPERATORS, OSVT, World
 from serfer_bench.study.papers.infless.throughput import functions_of
 from serfer_bench.study.policies.infless.measured import measured_profile
 from serfer_bench.study.policies.infless.scenario import PolicyFacts
@@ -34,25 +33,6 @@ pytestmark = pytest.mark.weekly
 
 
 SCARCE = World(BY_FLOPS, by_scarcity=True)
-
-
-@pytest.fixture(scope="module")
-def capacities():
-    return {system: highest(SCARCE.application(OSVT), make).rps for system, make in SYSTEMS.items()}
-
-
-def test_infless_takes_more_than_without_its_parts_and_than_its_baselines_by_constructed_profiles(capacities):
-    for part in ("without BB", "without RS", "OP1.5", "OP2"):
-        assert capacities[part] < capacities["infless"]
-    assert capacities["OP2"] < capacities["OP1.5"]
-    assert capacities["openfaas-plus"] < capacities["batch"] < capacities["infless"]
-
-
-def test_a_beta_by_scarcity_leaves_no_gpus_idle_for_want_of_cores():
-    for profiles, name in ((AUTHORS, OSVT), (BY_FLOPS, OSVT), (BY_FLOPS, QA_ROBOT)):
-        by_flops = highest(World(profiles).application(name), SYSTEMS["infless"])
-        scarce = highest(World(profiles, by_scarcity=True).application(name), SYSTEMS["infless"])
-        assert scarce.rps > 1.1 * by_flops.rps
 
 
 def test_the_highest_load_is_what_has_room_and_more_servers_take_more():
@@ -77,16 +57,12 @@ def test_keep_alive_and_windows_are_what_a_system_s_name_says():
     assert (facts["infless, 300 s"].reserve_s, facts["infless, 60 s"].reserve_s) == (300.0, 60.0)
 
 
-def test_loads_and_provisioning_have_rows_for_each_figure():
+def test_loads_have_rows_for_each_figure():
     rows = [*under_loads(0, silent, 0.1)]
     assert {one.figure for one in rows} == {"12a", "15a", "T4", "-"}
     assert {one.setting for one in rows} == {"sporadic", "periodic", "bursty", OSVT}
     assert {one.system for one in rows} == {*COMPARED}
     assert all(one.value >= 0 for one in rows)
-    rows = [*provisioning(0, silent, 0.1)]
-    assert {one.figure for one in rows} == {"13", "14", "15b", "15c"}
-    shares = [one.value for one in rows if (one.figure, one.profiles, one.system) == ("13", BY_FLOPS, "infless")]
-    assert sum(shares) == pytest.approx(1.0, abs=1e-4)
 
 
 def test_operator_profiles_are_those_that_the_shipped_ones_give_for_networks_of_the_zoo():
@@ -105,15 +81,6 @@ def test_functions_have_the_networks_that_their_profiles_are_of():
 
 
 PERIODIC = LoadSpec("periodic:every_s=3600,hours=96")
-
-
-def test_learnt_windows_waste_less_than_a_fixed_one_that_is_as_long_as_the_period():
-    rows = {one.policy: one for one in run(PERIODIC, [0], 200.0, [*LSTH, "hybrid", "3600"])}
-    for policy in (*LSTH, "hybrid"):
-        assert rows[policy].cold <= 5
-        assert rows[policy].idle_h < 0.4 * rows["3600"].idle_h
-    assert rows["3600"].idle_by_authors > 1.5
-    assert rows["3600"].idle_by_infless is None
 
 
 def test_the_notes_compare_with_the_hybrid_policy_as_infless_and_as_its_authors_describe_it():

@@ -13,7 +13,6 @@ from serfer.control.batching import Profile
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import InputError, UsageError
 from serfer.core.plan import PackageLimit
-from serfer.splitter.tiling.from_onnx import from_onnx
 from serfer_bench.study.planner.planner import Network
 from serfer_bench.study.planner.surface import Cell, details, read_gpus, winners
 from serfer_bench.study.planner.surface_picture import won
@@ -32,7 +31,8 @@ from serfer_bench.study.planner.ways_to_answer import (
 )
 from tests.bench.running import rows
 from tests.e2e.small import SIZE, small_onnx
-from tests.splitter.models import BUDGET, Net
+from tests.splitter.models import BUDGET
+from tests.study.planner.test_studies import convolutions
 
 GPUS = (ServerlessGpu("a GPU", 0.001, start_s=5.0, idle_s=60.0, vcpus=100.0),)
 SECOND, SLOW = 1.0, 20.0
@@ -41,14 +41,10 @@ SECOND, SLOW = 1.0, 20.0
 @pytest.fixture(scope="module")
 def contest():
     """A network of which a zip holds each half: one function fetches its weights, for seconds, and so do snapshots."""
-    net, x = Net(3, 12, 12), "x"
-    for before, after in ((3, 24), (24, 40), (40, 24), (24, 40)):
-        x = net.op("Relu", net.conv(x, before, after, [3, 3], pads=[1, 1, 1, 1]))
-    x = net.linear(net.flat(net.op("GlobalAveragePool", x)), 40, 10)
     slow = {"fetch_latency": 5.0, "image_rate": 2e4, "snapshot_rate": 2e4}
     facts = replace(shipped_aws(), functions=replace(shipped_aws().functions, **slow))
     budget = replace(BUDGET, facts=facts, limit=PackageLimit(470_000, 400_000), store="valkey", gang_width=2)
-    return Contest(Network("small", 12, from_onnx(net.model(x), 12, 12), budget), GPUS)
+    return Contest(Network("small", 12, convolutions(), budget), GPUS)
 
 
 def asked(burst=1, cold_share=0.0, slo_s=SECOND, per_hour=1000.0):

@@ -11,7 +11,7 @@ from serfer.cost.loads.trace import Trace
 from serfer_bench.study.policies.mark.options import MarkOptions
 from serfer_bench.study.policy_experiments.halves import COOLDOWNS_S, HalfOptions, halves, results, rows
 from serfer_bench.study.policy_experiments.policies import Options
-from serfer_bench.study.policy_experiments.sharing import Stage, measure, simulate
+from serfer_bench.study.policy_experiments.sharing import Stage, simulate
 from serfer_bench.study.sim.simulate import Outcome, RunOptions, prepare, run_policies
 from tests.control.worlds import TWO_TYPES
 from tests.study.sim.worlds import TOML, scenario
@@ -121,12 +121,3 @@ def test_tasks_start_at_once_while_a_slot_is_free_or_when_a_window_ends():
     passed, sizes, _ = simulate(Stage(0.05, 10, 0.3), [0.0, 0.1, 0.5, 1.0], 2, 0.2)
     assert sizes == [2, 1, 1]
     assert passed == pytest.approx([0.1 + 0.0525, 0.0525, 0.25, 0.25])
-
-
-def test_within_its_range_a_window_keeps_the_time_and_bills_less():
-    at_once, *windows = measure(Stage(0.05, 1000, 0.3), [50.0], 60.0)
-    assert at_once.billed_ms == pytest.approx(50.0, abs=0.1)
-    for row in windows:
-        assert row.p99_ms <= 300.0
-        assert row.billed_ms < at_once.billed_ms
-        assert row.p50_ms > at_once.p50_ms

@@ -29,14 +29,10 @@ from serfer_bench.study.policy_experiments.memoryless import MemorylessOptimum, 
 from serfer_bench.study.policy_experiments.policies import Options, cases, results
 from serfer_bench.study.sim.rates import run_rates
 from serfer_bench.study.sim.simulate import RunOptions
-from tests.control.worlds import LARGE, QPS, SMALL, TWO_TYPES, rows, scenario, seen
+from tests.control.worlds import LARGE, QPS, SMALL, TWO_TYPES, best, rows, scenario, seen
 
 PRICE_RATIOS = st.sampled_from([0.5, 1.0, 1.5, 3.0, 13.0, 26.0])
 BOOTS = st.sampled_from([0.0, 10.0, 240.0])
-
-
-def best(world, load):
-    return optimum_usd(world, *zip(*load, strict=True))
 
 
 def least_of_all_fleets(world, load):
@@ -54,17 +50,6 @@ def least_of_all_fleets(world, load):
 def test_the_optimum_is_the_least_over_all_fleets(load, price_ratio, boot_s):
     world = scenario(price_ratio, boot_s=boot_s)
     assert best(world, load) == pytest.approx(least_of_all_fleets(world, load), rel=1e-9, abs=1e-9)
-
-
-def test_the_optimum_by_hand():
-    world = scenario(10.0, boot_s=50.0)
-    assert best(world, [(100, QPS)]) == pytest.approx(150)  # 1,000 on Lambda
-    assert best(world, [(5, QPS)]) == pytest.approx(50)
-    assert best(world, [(100, QPS), (49, 0), (100, QPS)]) == pytest.approx(299)  # stays on in between
-    assert best(world, [(100, QPS), (51, 0), (100, QPS)]) == pytest.approx(300)  # and here it does not
-    assert best(world, [(100, 1.05 * QPS)]) == pytest.approx(150 + 50)  # the little above runs on Lambda
-    assert best(world, [(100, 0)]) == 0
-    assert optimum_usd(world, [], []) == 0
 
 
 def cost(world, load, fleet):
@@ -85,6 +70,7 @@ def test_the_schedule_costs_the_optimum_and_its_dollars_are_those_of_each_beginn
     assert cost(world, load, schedule.instances.tolist()) == pytest.approx(best(world, load))
     beginnings = [best(world, load[:end]) for end in range(1, len(load) + 1)]
     assert schedule.usd.tolist() == pytest.approx(beginnings)
+    assert optimum_usd(world, [], []) == 0
 
 
 TABLE_2 = (
@@ -108,18 +94,10 @@ def test_the_paper_s_table_3_from_its_table_2(rate, slo_ms, instances, usd):
 def small(seed):
     """Return few variants, options and an observation with little room."""
     chance = random.Random(seed)  # noqa: S311 - examples, no secret
-    variants = [
-        InstanceCosts(
-            f"v{at}",
-            "n",
-            chance.randint(1, 9),
-            chance.randint(1, 9),
-            chance.choice([10.0, 100.0]),
-            chance.randint(0, 9),
-            {"cores": chance.randint(0, 2)},
-        )
-        for at in range(chance.randint(1, 3))
-    ]
+    variants = []
+    for at in range(chance.randint(1, 3)):
+        usd, qps, latency_ms, load_s = map(chance.choice, (range(1, 10), range(1, 10), (10.0, 100.0), range(10)))
+        variants.append(InstanceCosts(f"v{at}", "n", usd, qps, latency_ms, load_s, {"cores": chance.randint(0, 2)}))
     running = {each.name: chance.randint(0, 2) for each in variants}
     options = ScalingOptions(chance.choice([1.0, 1.05]), chance.choice([0.0, 0.1, 1.0]))
     used = sum(each.resources["cores"] * running[each.name] for each in variants)
@@ -163,17 +141,13 @@ def test_the_programme_finds_the_least_cost_of_all_actions(seed):
 
 
 def test_where_there_is_no_room_for_the_load_as_much_as_fits_is_loaded():
-    variant = InstanceCosts("a", "n", 1.0, 10.0, 20.0, 1.0, {"cores": 2.0})
-    plan = IntegerProgram([variant], NO_SLACK).observe(LoadObservation(100.0, 50.0, {}, {"cores": 7.0}))
+    program = IntegerProgram([InstanceCosts("a", "n", 1.0, 10.0, 20.0, 1.0, {"cores": 2.0})], NO_SLACK)
+    plan = program.observe(LoadObservation(100.0, 50.0, {}, {"cores": 7.0}))
     assert plan.changes == {"a": 3}
     assert plan.short_qps == pytest.approx(70.0)
     assert "70 more than there is room for" in plan.reason
-
-
-def test_running_instances_beyond_what_there_is_are_an_error():
-    variant = InstanceCosts("a", "n", 1.0, 10.0, 20.0, 1.0, {"cores": 2.0})
     with pytest.raises(UnavailableError, match="more than there is"):
-        IntegerProgram([variant], NO_SLACK).observe(LoadObservation(1.0, 50.0, {}, {"cores": -1.0}))
+        program.observe(LoadObservation(1.0, 50.0, {}, {"cores": -1.0}))
 
 
 def test_without_scipy_the_extra_is_named(monkeypatch):
@@ -223,22 +197,6 @@ def test_no_table_of_actions_costs_less_on_average(low, more, up, down, boots, s
     follow = np.repeat([[False], [True]], boots + 2, 1)
     for other in (*tables, np.zeros_like(follow), np.ones_like(follow), follow):
         assert best <= average(other, units, chances, boots, 600) * (1 + 1e-3) + 1e-2
-
-
-@pytest.mark.parametrize(
-    ("units", "up", "down", "expected"),
-    [
-        ((2.0, 9.0), 0.1, 0.1, "always"),  # dearer in both states
-        ((0.0, 0.9), 0.1, 0.1, "never"),
-        ((0.0, 9.0), 0.001, 0.01, "follow"),  # long stays
-        ((0.0, 9.0), 0.001, 0.5, "never"),  # bursts that end before a boot does
-        ((0.0, 9.0), 0.3, 0.5, "always"),  # so short pauses that a restart is dearer
-    ],
-)
-def test_the_rules_that_one_expects(units, up, down, expected):
-    on = least_cost_actions(np.array(units), moves(up, down), 5)
-    started, kept = on[1, 0], on[0, 1]
-    assert {"always": (True, True), "never": (False, False), "follow": (True, False)}[expected] == (started, kept)
 
 
 @pytest.mark.weekly

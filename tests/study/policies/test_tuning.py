@@ -12,10 +12,12 @@ from serfer.core.errors import InputError, PlanError, UsageError
 from serfer.instance.network import Hardware
 from serfer_bench.study.policies.tuning import tune
 from serfer_bench.study.tune import Machine, TunedNetwork, measure
+from tests.support.scenarios import scenario_text
 
 # Batches of 1, 2, 4, ... images; each takes between as long as the one before and over twice as long.
 GROWTH = st.lists(st.floats(1.0, 2.3), min_size=0, max_size=7)
 ALMOST = 1 + 1e-6
+NO_TIMES = (float("inf"), float("nan"))
 
 
 def profile(first_ms, growth, unbatched_qps=None):
@@ -69,34 +71,25 @@ def test_the_papers_tuning_by_hand():
 def test_an_objective_shorter_than_one_image_is_refused():
     with pytest.raises(InputError, match=r"12\.5 ms .*--slo-ms 12"):
         tune(Profile(((1, 12.5),)), 12.0)
-    for wrong in (0.0, -1.0, float("inf"), float("nan")):
+    for wrong in (0.0, -1.0, *NO_TIMES):
         with pytest.raises(UsageError, match="--slo-ms is a number"):
             tune(Profile(((1, 12.5),)), wrong)
 
 
 @pytest.mark.parametrize(
-    ("batches", "rate"),
-    [
-        ((), None),
-        (((2, 1.0),), None),
-        (((1, 1.0), (1, 2.0)), None),
-        (((1, 1.0), (4, 2.0), (2, 1.5)), None),
-        (((1, 0.0),), None),
-        (((1, float("nan")),), None),
-        (((1, float("inf")),), None),
-        (((1, 1.0),), 0.0),
-    ],
+    "batches",
+    [(), ((2, 1.0),), ((1, 1.0), (1, 2.0)), ((1, 1.0), (4, 2.0), (2, 1.5)), *(((1, ms),) for ms in (0.0, *NO_TIMES))],
 )
-def test_an_invalid_profile_is_refused(batches, rate):
+def test_an_invalid_profile_is_refused(batches):
     with pytest.raises(InputError, match="a profile"):
-        Profile(batches, rate)
+        Profile(batches)
+    with pytest.raises(InputError, match="a profile"):
+        Profile(((1, 1.0),), 0.0)
 
 
 def test_profile_is_interpolated_extrapolated_or_padded():
     measured = Profile(((1, 6.0), (8, 20.0), (32, 70.0)))
-    assert [measured.batch_ms(size) for size in (1, 8, 32)] == [6.0, 20.0, 70.0]
-    assert measured.batch_ms(20) == pytest.approx(45.0)
-    assert measured.batch_ms(64) == pytest.approx(140.0)
+    assert [measured.batch_ms(size) for size in (1, 8, 20, 32, 64)] == pytest.approx([6.0, 20.0, 45.0, 70.0, 140.0])
     measured = Profile(((1, 6.0), (8, 20.0), (32, 70.0)), stepped=True)
     assert [measured.batch_ms(size) for size in (1, 2, 8, 9, 32, 64)] == [6.0, 20.0, 20.0, 70.0, 70.0, 140.0]
 
@@ -116,30 +109,18 @@ def test_a_tidied_profile_grows_with_the_batch_but_never_faster(times):
 def test_tidying_removes_outliers_only():
     tidy = Profile(((1, 6.0), (2, 8.0), (4, 12.0), (8, 20.0)))
     assert tidy.tidied() == tidy
-    assert Profile(((1, 90.0), (2, 8.0), (4, 12.0), (8, 900.0))).tidied().batches == (
-        (1, 8.0),
-        (2, 8.0),
-        (4, 12.0),
-        (8, 24.0),
-    )
+    outliers = Profile(((1, 90.0), (2, 8.0), (4, 12.0), (8, 900.0)))
+    assert outliers.tidied().batches == ((1, 8.0), (2, 8.0), (4, 12.0), (8, 24.0))
 
 
 GPU = Profile(((1, 6.0), (8, 20.0), (32, 70.0)))
 TUNED = TunedNetwork("alexnet", "cuda", "fp16", 60.0, GPU, tune(GPU, 60.0), 3e-4)
-LAMBDA = {
-    "usd_per_query": 1.5e-5,
-    "latency_ms": 60,
-    "cold_ms": 600,
-    "concurrency": 1000,
-    "memory_gb": 0.5,
-    "keep_alive_s": 600,
-}
+LAMBDA = scenario_text(60, (1.5e-5, 60, 600, 1000, 0.5, 600))
 
 
 def test_the_table_can_be_pasted_into_a_scenario_as_it_is():
     text = TUNED.as_toml(Machine('a "fast" one', 0.8048, 0.3, 180.0))
-    scenario = parse_scenario({"slo_ms": 60, "lambda": LAMBDA, **tomllib.loads(text)})
-    kind = scenario.instance
+    kind = parse_scenario(tomllib.loads(LAMBDA + text)).instance
     assert (kind.name, kind.usd_per_hour, kind.spot_usd_per_hour, kind.boot_s) == ('a "fast" one', 0.8048, 0.3, 180.0)
     assert kind.qps == pytest.approx(TUNED.tuning.sustained_qps, rel=1e-4)
     assert kind.max_batch == TUNED.tuning.most == 27
@@ -150,7 +131,7 @@ def test_an_unknown_price_is_left_out_and_remarks_show_the_profile_and_its_rates
     text = TUNED.as_toml(Machine("here", None, 0.0, 180.0))
     assert "--usd-per-hour" in text
     with pytest.raises(InputError, match="lacks 'usd_per_hour'"):
-        parse_scenario({"slo_ms": 60, "lambda": LAMBDA, **tomllib.loads(text)})
+        parse_scenario(tomllib.loads(LAMBDA + text))
     assert TUNED.table()[2].split() == ["8", "20.0", "400.0"]
     text = "\n".join(TUNED.remarks())
     assert "N_batch 27 images, W_batch 0.4 ms" in text
@@ -166,7 +147,7 @@ def test_invalid_instance_names_and_prices_are_refused(name, price):
         Machine(name, price, 0.0, 180.0)
 
 
-@pytest.mark.parametrize("wrong", [-1.0, float("inf"), float("nan"), 2e9])
+@pytest.mark.parametrize("wrong", [-1.0, *NO_TIMES, 2e9])
 def test_numbers_that_no_scenario_takes_are_refused(wrong):
     with pytest.raises(UsageError, match="--spot-usd-per-hour is 0 to"):
         Machine("x", 1.0, wrong, 180.0)

@@ -7,14 +7,7 @@ from dataclasses import replace
 import pytest
 
 from serfer.control.dispatch import Batching
-from serfer.control.policy import (
-    InstanceGroup,
-    InstanceState,
-    Interruption,
-    LatencyWindow,
-    Observation,
-    fleet_of,
-)
+from serfer.control.policy import InstanceGroup, InstanceState, Interruption, LatencyWindow, Observation, fleet_of
 from serfer.control.scenario import Market, parse_scenario
 from serfer.core.errors import InputError, UsageError
 from serfer_bench.study.policies.mark.forecaster import FORECASTERS
@@ -66,6 +59,9 @@ def test_instances_are_launched_for_the_load_that_comes_when_they_serve(monkeypa
 def test_a_decision_is_made_each_minute_and_an_instance_kept_for_the_cool_down():
     assert totals(mark(), [(60, 0.0), (30, 5 * QPS)], serving=9)[-1] == 0
     assert totals(mark(), [(120, 3 * QPS)], serving=3)[5:] == [3] * 7
+    policy = mark()
+    policy.resume(fleet(3))
+    assert policy.observe(seen(10.0, 0.0)).total == 3
     policy = mark(cooldown_s=300.0)
     assert totals(policy, [(600, 3 * QPS)], serving=3)[-1] == 3
     on = totals(policy, [(1800, 0.0)], serving=3)
@@ -120,13 +116,6 @@ def test_queries_that_come_faster_than_instances_serve_count_as_late_where_laten
     assert "backups" in policy.observe(replace(booting, rate=2.1 * QPS)).reason
 
 
-def test_a_policy_resumes_with_running_instances():
-    policy = mark()
-    policy.resume(fleet(3))
-    assert policy.observe(seen(10.0, 0.0)).total == 3
-    assert totals(policy, [(300, 0.0)])[-1] == 0
-
-
 def test_decisions_are_the_same_each_time_and_a_scenario_without_a_type_in_time_is_refused():
     load = [(60, 30.0), (600, 55.0), (60, 0.0), (900, 12.0)]
     assert plans(mark(), load) == plans(mark(), load)
@@ -154,8 +143,9 @@ def burstable():
     return replace(world, instances=(spot, t2))
 
 
-def spot_decisions(policy, rate=19.5 * QPS):
-    """Return what the policy wants of a fleet of spot instances: by type, and environments."""
+def spot_decisions(rate=19.5 * QPS):
+    """Return what the policy wants of a fleet of spot instances, by type, and environments, after two minutes of 20."""
+    policy = MarkSpot(burstable())
 
     def observe(serving, leaving=0, lost=0):
         groups = (("gpu", InstanceState.SERVING, serving), ("gpu", InstanceState.LEAVING, leaving))
@@ -164,14 +154,12 @@ def spot_decisions(policy, rate=19.5 * QPS):
         plan = policy.observe(Observation(0.0, 10.0, rate, seen_fleet, LatencyWindow(0, 0, 0.0), taken))
         return {one.kind: one.count for one in plan.instances}, plan.warm
 
+    assert [observe(20) for _ in range(12)][-1] == ({"gpu": 20}, 0)
     return observe
 
 
 def test_stand_ins_and_replacements_are_launched_at_the_notice_and_serve_until_spot_instances_are_back():
-    observe = spot_decisions(MarkSpot(burstable()))
-    for _ in range(12):
-        planned = observe(20)
-    assert planned == ({"gpu": 20}, 0)
+    observe = spot_decisions()
     noticed = observe(16, leaving=4)  # a fifth of them
     # replacements at once; 40 queries/s of 4 each; 35 queries/s beyond what stays take 2.1 environments on average
     assert noticed == ({"gpu": 24, "t2": 10}, 5)
@@ -182,13 +170,9 @@ def test_stand_ins_and_replacements_are_launched_at_the_notice_and_serve_until_s
 
 
 def test_instances_lost_without_notice_have_stand_ins_too_and_a_second_notice_adds_to_the_first():
-    observe = spot_decisions(MarkSpot(burstable()))
-    for _ in range(12):
-        observe(20)
+    observe = spot_decisions()
     assert observe(4, lost=16) == ({"gpu": 20, "t2": 40}, 16)  # 155 queries/s beyond: 9.3 on average
-    observe = spot_decisions(MarkSpot(burstable()))
-    for _ in range(12):
-        observe(20)
+    observe = spot_decisions()
     assert observe(16, leaving=4)[0]["t2"] == 10
     assert observe(14, leaving=6)[0]["t2"] == 15
     assert observe(14, leaving=2, lost=4)[0]["t2"] == 15

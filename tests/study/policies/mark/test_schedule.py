@@ -38,15 +38,6 @@ def test_running_instances_have_no_launch_overhead_are_taken_once_and_only_where
     assert fill(np.zeros(60), [A_SMALL], {SMALL: 7}) == {}
 
 
-def test_only_load_that_begins_when_a_launch_would_serve_is_planned_for():
-    later = np.array([0.0] + [100.0] * 59)
-    assert fill(later, [A_SMALL], {}) == {}
-    gap = np.array([15.0, 15.0, 0.0] + [15.0] * 57)  # e is before the gap: 2 units are priced, not 60
-    dear = Candidate(LARGE, 15.0, 1.0, 100.0)
-    assert fill(gap, [A_SMALL, dear], {}) == {SMALL: 2}
-    assert fill(np.full(60, 15.0), [A_SMALL, Candidate(LARGE, 15.0, 1.0, 30.0)], {}) == {LARGE: 1}
-
-
 def test_spot_instances_are_candidates_at_their_price():
     cheap = Candidate(SPOT, 10.0, 0.3, 1.2)
     assert fill(np.full(60, 25.0), [A_SMALL, cheap], {}) == {SPOT: 3}

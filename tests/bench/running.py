@@ -2,6 +2,7 @@
 
 import json
 
+import typer
 from typer.testing import CliRunner
 
 from serfer.cli.main import app
@@ -19,3 +20,13 @@ def run(*words):
 def rows(*words):
     """Return the lines that a command prints with --json."""
     return [json.loads(line) for line in run(*words, "--json").stdout.splitlines()]
+
+
+def parse(words):
+    """Have the command line parse words; return the command that they name, which is not a group."""
+    name, command, context = "serfer", typer.main.get_command(app), None
+    while hasattr(command, "resolve_command"):
+        context = command.make_context(name, [*words], parent=context)
+        name, command, words = command.resolve_command(context, [*context._protected_args, *context.args])
+    command.make_context(name, [*words], parent=context)
+    return command

@@ -55,15 +55,11 @@ def test_predictions_are_the_cost_models_and_by_others_and_stand_beside_what_was
     start = predict(plan, (1, 0), settings)
     assert start.process == facts.init
     assert start.sessions == plan.stages[1].functions[0].weights.bytes / facts.load_rate
-    small = MeasuredStart(
-        100, {"process and imports": 0.3, "fetching": 0.1, "graphs and sessions": 0.2, "first run": 0.0}
-    )
-    large = MeasuredStart(
-        300, {"process and imports": 0.5, "fetching": 0.3, "graphs and sessions": 0.2, "first run": 0.4}
-    )
-    found = predicted_by_others([small, large], 200)
-    expected = {"process and imports": 0.4, "fetching": 0.2, "graphs and sessions": 0.2, "first run": 0.2}
-    assert found == pytest.approx(expected)
+    parts = ("process and imports", "fetching", "graphs and sessions", "first run")
+    small = MeasuredStart(100, dict(zip(parts, (0.3, 0.1, 0.2, 0.0), strict=True)))
+    large = MeasuredStart(300, dict(zip(parts, (0.5, 0.3, 0.2, 0.4), strict=True)))
+    expected = dict(zip(parts, (0.4, 0.2, 0.2, 0.2), strict=True))
+    assert predicted_by_others([small, large], 200) == pytest.approx(expected)
     assert predicted_by_others([], 200) == {}
     assert predicted_by_others([replace(small, weight_bytes=0)], 200) == {"process and imports": 0.3}
     row = PartTime("0.0", "graphs and sessions", 200.0, 190.0, 210.0, 3, 300.0, 150.0)

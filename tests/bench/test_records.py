@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from serfer.cli.main import app
 from serfer.core.errors import InputError, SerferError
 from serfer_bench.records.command import recorded, steps
 from serfer_bench.records.record import FOLDER, Figures, Layout, Record, commit_of, differences, digest, read_records
+from tests.bench.running import parse
 
 ROOT = Path(__file__).parents[2]
 COMMAND = "serfer study policies sharing --seconds 5 --rate 2"
@@ -147,13 +147,10 @@ def test_only_commands_of_serfer_run(checkout, command):
 
 
 def test_of_several_commands_all_are_run_and_the_last_ones_tables_recorded(checkout):
-    several = Record(
-        f"serfer study policies sharing --seconds 5 --rate 3 && {COMMAND}", "simulated", "", "", {"rule.py": ""}
-    )
-    assert [row[0] for row in recorded(several, checkout).tables[0].rows] == ["2"] * 5
-    failing = Record(f"serfer bench results --checkout nowhere && {COMMAND}", "simulated", "", "", {"rule.py": ""})
+    one = Record(f"{COMMAND} --rate 3 && {COMMAND}", "simulated", "", "", {"rule.py": ""})
+    assert [row[0] for row in recorded(one, checkout).tables[0].rows] == ["2"] * 5
     with pytest.raises(SerferError, match="nowhere"):
-        recorded(failing, checkout)
+        recorded(replace(one, command=f"serfer bench results --checkout nowhere && {COMMAND}"), checkout)
 
 
 @pytest.mark.parametrize(
@@ -192,11 +189,7 @@ def test_a_record_without_the_trace_that_its_command_skips_is_written(checkout, 
 @pytest.mark.parametrize("name", sorted(read_records(ROOT)))
 def test_the_command_of_each_record_parses(name):
     for words in steps(read_records(ROOT)[name]):
-        command, context, rest = typer.main.get_command(app), None, words
-        while hasattr(command, "resolve_command"):
-            context = command.make_context("serfer", rest, parent=context)
-            _, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
-        command.make_context("serfer", rest, parent=context)
+        parse(words)
 
 
 def test_a_commit_is_marked_where_files_have_changed_but_not_for_pages_or_without_git(tmp_path, monkeypatch):
@@ -222,15 +215,12 @@ def test_a_commit_is_marked_where_files_have_changed_but_not_for_pages_or_withou
 def test_record_and_layout_survive_being_written_and_long_tables_are_shown_in_part(tmp_path):
     table = Layout(("load",), "system", "{ms} ({share})").of(FIGURES)
     assert (table.head, table.body) == (["load", "a", "b"], [["low", "1,200 (50.0%)", "3"]])
-    record = Record(
-        COMMAND, "modelled", "", "", {"a": "b"}, tables=(FIGURES,), layout=Layout(("load",), "system", "{ms}")
-    )
+    layout = Layout(("load",), "system", "{ms}")
+    record = Record(COMMAND, "modelled", "", "", {"a": "b"}, tables=(FIGURES,), layout=layout)
     record.write(tmp_path / "a.json")
     assert Record.read(tmp_path / "a.json") == record
     assert '["a", "low", "1,200", "50.0%"],\n' in (tmp_path / "a.json").read_text()
-    record = Record(
-        "serfer x", "measured", "", "", {"rule.py": ""}, tables=(Figures(("n",), tuple((str(n),) for n in range(9))),)
-    )
+    record = replace(record, layout=None, tables=(Figures(("n",), tuple((str(n),) for n in range(9))),))
     shown = record.markdown(1, 3)
     assert re.findall(r"^\| (\d) \|$", shown, re.MULTILINE) == ["0", "4", "8"]
     assert "3 of 9 rows" in shown

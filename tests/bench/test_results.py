@@ -23,16 +23,7 @@ from serfer_bench.load.burst import Uniform
 from serfer_bench.load.compare import compare, difference, warnings
 from serfer_bench.load.compare import results as compared
 from serfer_bench.load.queries import Example
-from serfer_bench.load.results import (
-    FORMAT,
-    Log,
-    Result,
-    Work,
-    make_round,
-    queries_csv,
-    read_result,
-    write_result,
-)
+from serfer_bench.load.results import FORMAT, Log, Result, Work, make_round, queries_csv, read_result, write_result
 from serfer_bench.load.rounds import HEAD, Plan, measure_rounds, remarks, rows, summaries
 
 HELD = Held(100 << 20, 200 << 20, 3, 11)
@@ -114,10 +105,9 @@ def test_a_result_is_read_as_it_was_written(tmp_path):
     ],
 )
 def test_an_invalid_result_file_is_refused_by_name(tmp_path, text, words):
-    path = tmp_path / "x.json"
-    path.write_text(text)
+    (tmp_path / "x.json").write_text(text)
     with pytest.raises(InputError, match=rf"x\.json.*{words}"):
-        read_result(path)
+        read_result(tmp_path / "x.json")
 
 
 def test_a_result_that_was_altered_or_is_missing_is_refused_with_the_place(tmp_path):
@@ -144,14 +134,11 @@ def test_the_summary_names_systems_failures_and_machine_and_the_picture_has_a_li
     logs = [log(), log("unsplit"), log("serfer", 1, failing={*range(100)})]
     loaded = result(*logs)
     charts = Uniform(5, 20).charts(logs)
+    with pytest.raises(UsageError, match="even or poisson, not 'bursty'"):
+        Uniform(1, 1, "bursty")
     figure = charts_figure("title", charts, summaries(loaded), loaded.stamp.lines)
     _, shares = figure.axes
     assert len({line.get_color() for line in shares.lines}) == len(shares.lines) == 2
-
-
-def test_an_unknown_pattern_is_refused():
-    with pytest.raises(UsageError, match="even or poisson, not 'bursty'"):
-        Uniform(1, 1, "bursty")
 
 
 RIGHT = np.array([[1.0, 2.0, 4.0]], dtype=np.float32)
@@ -204,15 +191,13 @@ def test_held_descriptors_are_counted_and_unreported_counts_stay_unknown(tmp_pat
     assert Totals(5) - Totals(2) == Totals(3)
 
 
-def slower(log_, by):
-    queries = [Sent(one.number, one.scheduled, one.started, one.ended + by) for one in log_.queries]
-    return Log(log_.system, log_.round, tuple(queries))
-
-
 def load(shift=0.0, noise=0.01, seed=0, rounds=8, system="serfer", count=100):
     """Rounds whose p50 is 50.5 ms plus `shift` s, give or take `noise` s."""
-    random = np.random.default_rng(seed)
-    return result(*(slower(log(system, k, count), 1 + shift + random.normal(0, noise)) for k in range(rounds)))
+    late_s, logs = 1 + shift + np.random.default_rng(seed).normal(0, noise, rounds), []
+    for number, by in enumerate(late_s):
+        one = log(system, number, count)
+        logs.append(replace(one, queries=tuple(replace(query, ended=query.ended + by) for query in one.queries)))
+    return result(*logs)
 
 
 def named(differences, figure):

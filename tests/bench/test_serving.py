@@ -68,9 +68,8 @@ def test_every_reply_counts_and_so_do_connections_that_were_closed_without_one()
 def test_missed_criteria_are_named():
     assert flooded().faults() == []
     assert "2 of 180 answers came after the deadline" in flooded(in_time=178).faults()
-    assert (
-        "7.5 answers a second in time, of 10.0 without the flood" in flooded(statuses={200: 150}, in_time=150).faults()
-    )
+    fault = "7.5 answers a second in time, of 10.0 without the flood"
+    assert fault in flooded(statuses={200: 150}, in_time=150).faults()
     assert "other statuses: {0: 2, 503: 1}" in flooded(statuses={0: 2, 200: 180, 503: 1}).faults()
     assert "1 of 80 health checks failed" in flooded(failed_checks=1).faults()
     assert "as fast as before never" in flooded(normal_after_s=None).faults()
@@ -186,8 +185,4 @@ def test_a_query_is_counted_with_both_kinds_of_workers():
     for record in kinds.values():
         assert 500 < sum(record["calls"].values()) < 10_000
         assert record["seconds"]["the event loop"] > 0
-    assert (
-        kinds["inprocess"]["calls"]["the local Lambda service"]
-        == 0
-        < kinds["local"]["calls"]["the local Lambda service"]
-    )
+    assert [kinds[kind]["calls"]["the local Lambda service"] > 0 for kind in ("inprocess", "local")] == [False, True]

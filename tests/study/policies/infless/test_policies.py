@@ -20,33 +20,20 @@ def functions():
     return [function(), function(SMALL, 0.05)]
 
 
-def made(kind, count=6, **options):
+def made(kind, count=6, windows="", **options):
+    if windows:
+        kept = "reserve_s" if issubclass(kind, Infless) else "keep_alive_s"
+        options |= {"windows": window_policies(windows), kept: 0.0}
     if kind is OpenFaasPlus:
         return OpenFaasPlus(functions(), servers(count), SIZES, offset=0.1, **options)
     return kind(functions(), servers(count), **options)
 
 
-def with_windows(functions, servers):
-    return Infless(functions, servers, reserve_s=0.0, windows=window_policies("lsth"))
-
-
-def batch_with_windows(functions, servers):
-    return Batch(functions, servers, keep_alive_s=0.0, windows=window_policies("lsth"))
-
-
+POLICIES = (Infless, InflessByEfficiency, Batch, BatchScheduled, OpenFaasPlus)
 KINDS = pytest.mark.parametrize(
-    "kind", [Infless, InflessByEfficiency, with_windows, Batch, batch_with_windows, BatchScheduled, OpenFaasPlus]
+    ("kind", "windows"), [*((kind, "") for kind in POLICIES), (Infless, "lsth"), (Batch, "lsth")]
 )
-WINDOWED = pytest.mark.parametrize(
-    ("kind", "least"),
-    [
-        (Infless, {"reserve_s": 0.0}),
-        (InflessByEfficiency, {"reserve_s": 0.0}),
-        (Batch, {"keep_alive_s": 0.0}),
-        (BatchScheduled, {"keep_alive_s": 0.0}),
-        (OpenFaasPlus, {"keep_alive_s": 0.0}),
-    ],
-)
+WINDOWED = pytest.mark.parametrize("kind", POLICIES)
 
 
 def used(policy):
@@ -60,10 +47,11 @@ def used(policy):
 @KINDS
 @settings(max_examples=40)
 @given(rates=loads)
-def test_what_runs_is_what_was_launched_and_not_stopped_and_what_servers_gave(kind, rates):
-    policy, running = made(kind), {}
+def test_what_runs_is_what_was_launched_and_not_stopped_and_what_servers_gave(kind, windows, rates):
+    policy, again, running = made(kind, windows=windows), made(kind, windows=windows), {}
     for tick, each in enumerate(rates):
         step = policy.step(100.0 * tick, each)
+        assert again.step(100.0 * tick, each) == step
         running |= {one.number: one for one in (*step.launched, *step.prewarmed)}
         for one in step.stopped:
             del running[one.number]
@@ -76,8 +64,8 @@ def test_what_runs_is_what_was_launched_and_not_stopped_and_what_servers_gave(ki
 @KINDS
 @settings(max_examples=40)
 @given(rates=loads)
-def test_what_has_room_is_served_and_all_of_a_rate_is_assigned(kind, rates):
-    policy = made(kind)
+def test_what_has_room_is_served_and_all_of_a_rate_is_assigned(kind, windows, rates):
+    policy = made(kind, windows=windows)
     for tick, each in enumerate(rates):
         step = policy.step(5.0 * tick, each)
         missing = step.unplaced
@@ -88,15 +76,6 @@ def test_what_has_room_is_served_and_all_of_a_rate_is_assigned(kind, rates):
             if given_rates:
                 assert sum(one.rate for one in given_rates) == pytest.approx(rate)
         assert missing >= -1e-6 * (1 + step.unplaced)
-
-
-@KINDS
-@settings(max_examples=20)
-@given(rates=loads)
-def test_the_same_rates_give_the_same_steps(kind, rates):
-    first, second = made(kind), made(kind)
-    for tick, each in enumerate(rates):
-        assert first.step(5.0 * tick, each) == second.step(5.0 * tick, each)
 
 
 @settings(max_examples=60)
@@ -150,8 +129,8 @@ def steps(policy, on_s, off_s, cycles, tick_s=10):
 
 
 @WINDOWED
-def test_windows_stop_what_will_not_be_needed_soon_and_start_it_again_before_it_is(kind, least):
-    policy = made(kind, windows=window_policies("lsth"), **least)
+def test_windows_stop_what_will_not_be_needed_soon_and_start_it_again_before_it_is(kind):
+    policy = made(kind, windows="lsth")
     seen = [*steps(policy, 600, 3000, 30)]
     last = [(second, step) for cycle, second, step in seen if cycle == 29]
     assert not any(step.launched for _, step in last)
@@ -162,8 +141,8 @@ def test_windows_stop_what_will_not_be_needed_soon_and_start_it_again_before_it_
 
 
 @WINDOWED
-def test_windows_keep_an_instance_that_is_needed_again_within_them(kind, least):
-    policy = made(kind, windows=window_policies("600"), **least)
+def test_windows_keep_an_instance_that_is_needed_again_within_them(kind):
+    policy = made(kind, windows="600")
     taken = [(step.launched, step.prewarmed) for _, _, step in steps(policy, 100, 500, 4)]
     assert sum(len(launched) for launched, _ in taken) == len(taken[0][0])
     assert not any(prewarmed for _, prewarmed in taken)

@@ -120,18 +120,11 @@ def test_every_account_and_every_order_has_at_least_one_group(most, groups, roun
 
 
 @given(most=st.integers(1, 100))
-def test_there_are_as_many_warm_invocations_as_starts_but_fifty(most):
+def test_the_largest_group_is_as_asked_after_those_of_the_kit_and_warm_invocations_are_as_many_as_starts(most):
     extent = Extent.up_to(most)
+    assert extent.groups == (*(group for group in (4, 16, 64) if group < most), most)
     assert extent.small + extent.large == max(50, sum(extent.at_once()))
-    assert max(extent.groups) == most
     assert Extent.up_to(64) == Extent()
-
-
-@pytest.mark.parametrize(
-    ("most", "groups"), [(3, (3,)), (4, (4,)), (10, (4, 10)), (64, (4, 16, 64)), (100, (4, 16, 64, 100))]
-)
-def test_the_largest_group_is_as_large_as_asked_after_those_of_the_kit_that_are_smaller(most, groups):
-    assert Extent.up_to(most).groups == groups
 
 
 @given(allowed=st.integers(0, 38))

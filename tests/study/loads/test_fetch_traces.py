@@ -97,28 +97,28 @@ def test_what_cannot_be_downloaded_is_named_and_the_rest_is_written(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("short", "most", "why"), [(2, 1000, "more expected"), (0, 10, r"more than 10 bytes")], ids=["cut off", "too large"]
+    ("short", "limit", "most", "why"),
+    [
+        (2, "MAX_SOURCE_BYTES", 1000, "more expected"),
+        (0, "MAX_SOURCE_BYTES", 10, "more than 10 bytes"),
+        (0, "MAX_S", -1.0, "takes more than"),
+    ],
 )
-def test_a_download_is_whole_and_bounded(monkeypatch, short, most, why):
-    monkeypatch.setattr(fetching, "MAX_SOURCE_BYTES", most)
+def test_a_download_is_whole_and_bounded(monkeypatch, short, limit, most, why):
+    monkeypatch.setattr(fetching, limit, most)
     with server(FILES, short) as (address, _), pytest.raises(UnavailableError, match=why):
         fetching.download(f"{address}/them/loads/c0ffee/some/rates.txt")
 
 
-def test_a_slow_download_ends(monkeypatch):
-    monkeypatch.setattr(fetching, "MAX_S", -1.0)
-    with server(FILES) as (address, _), pytest.raises(UnavailableError, match="takes more than"):
-        fetching.download(f"{address}/them/loads/c0ffee/some/rates.txt")
-
-
 def test_file_that_is_not_the_trace_is_not_replaced_or_written(tmp_path):
+    given = ("a", "--from", tmp_path / "rates.txt", "--out")
     (tmp_path / "rates.txt").write_bytes(RATES + b"7\n")
-    result = called("a", "--out", tmp_path / "t", "--from", tmp_path / "rates.txt")
+    result = called(*given, tmp_path / "t")
     assert "has changed: converted it has the SHA-256" in result.stderr
     assert [*(tmp_path / "t").iterdir()] == []
     (tmp_path / "a.csv").write_text("mine")
     (tmp_path / "rates.txt").write_bytes(RATES)
-    result = called("a", "--out", tmp_path, "--from", tmp_path / "rates.txt")
+    result = called(*given, tmp_path)
     assert "a.csv is there already and is not this trace" in result.stderr
     assert (tmp_path / "a.csv").read_text() == "mine"
 

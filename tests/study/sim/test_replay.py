@@ -1,5 +1,7 @@
 """A load's worst minutes: which they are, how they are thinned, and what is simulated by times of a machine."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -159,20 +161,17 @@ def test_queries_beyond_what_runs_at_once_wait_for_their_turn():
 def test_an_instance_takes_over_once_it_has_booted_and_is_paid_for_from_its_launch_on():
     load, here = replayed(np.arange(0, 200, 0.25), 200.0), speed()
     world = scenario_here(scenario(boot_s=20.0), here, InstanceSpeed(3.0, (0.04, 0.06)), load, TARGET)
-    one = simulate(load, here, world, "instances", period_s=1.0, patience_s=PATIENCE_S)
+    replay = partial(simulate, load, here, world, "instances", period_s=1.0, patience_s=PATIENCE_S)
+    one = replay()
     assert one.launches == 1
     assert one.on_instances == pytest.approx((200 - 21) / 200, abs=0.02)
     assert one.p50_ms == pytest.approx(50)
     on_functions = 800 * (1 - one.on_instances)
     functions_usd = on_functions * here.usd(0.1, 1, 0) + here.usd(0.9, 0, 0)
     assert one.usd == pytest.approx(199 * world.instance.usd_per_s + functions_usd, rel=0.02)
-    slower = simulate(
-        load, here, world, "instances", period_s=1.0, patience_s=PATIENCE_S, instance=InstanceSpeed(20.0, (0.06,))
-    )
+    slower = replay(instance=InstanceSpeed(20.0, (0.06,)))
     assert slower.p50_ms == pytest.approx(60)
-    varied = simulate(
-        load, here, world, "instances", period_s=1.0, patience_s=PATIENCE_S, instance=InstanceSpeed(40.0, (0.01, 0.24))
-    )
+    varied = replay(instance=InstanceSpeed(40.0, (0.01, 0.24)))
     assert varied.p99_ms == pytest.approx(240, rel=0.05)
     assert varied.on_instances == pytest.approx((200 - 41) / 200, abs=0.02)
     assert (slower.on_instances, slower.launches) == (one.on_instances, one.launches)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from serfer.control.dispatch import Batching
 from serfer.control.policies import make_policy
-from serfer.control.policy import InstanceCount, InstanceGroup, InstanceState, fleet_of
+from serfer.control.policy import InstanceCount, InstanceGroup, InstanceState
 from serfer.control.router import Router
 from serfer.control.scenario import Market, parse_scenario
 from serfer.core.costs.aws import shipped_aws
@@ -94,17 +94,6 @@ def test_a_policy_is_told_the_latencies_of_the_queries_since_its_last_decision()
     assert all(one.late == 0 and one.p99_ms < world.slo_ms for one in told[:12])
     assert told[-1].late == told[-1].answered  # instances alone: the queue grows
     assert told[-1].p99_ms > world.slo_ms
-
-
-def test_marks_monitor_launches_backups_where_the_queries_of_a_simulation_are_late():
-    world = scenario(slo_ms=100.0)
-
-    def launches(backups):
-        policy = make_policy(f"mark:p_u=300,l={backups}", world)  # no forecast is made in this load
-        policy.resume(fleet_of(world.instance, 0, 1))
-        return ran(trace([100], [150]), world, policy, launched=[-1000.0], overflow=False).launches
-
-    assert (launches(0), launches(2)) == (0, 2)
 
 
 def test_a_burstable_instance_computes_at_its_baseline_without_credits():

@@ -23,6 +23,20 @@ from tests.e2e.gangs import split_gang
 from tests.e2e.small import split_small
 from tests.study.sim.worlds import Scripted, calibration, scenario
 
+MANY = DriverLimits(slots=1000)
+GANG = calibration(tiles=(1, 3, 1), gangs=((1, 3),), rows=1)
+"""Stages 1 and 2 are a gang of three members, of whom the first alone has a tile of stage 2."""
+
+
+def simulated(made, queries=1, limits=None, deadline_s=30.0, **choices):
+    """Return Lambda after so many queries at once."""
+    world = LambdaSimulator(made, scenario(**choices).serverless, 0, deadline_s, limits)
+    for _ in range(queries):
+        world.start(0.0)
+    world.finish(100.0)
+    assert world.in_flight == 0
+    return world
+
 
 def test_a_query_takes_its_stages_one_after_the_other_and_its_slowest_tasks():
     made = calibration(tiles=(2, 1))
@@ -43,79 +57,45 @@ def test_environments_belong_to_functions_and_stay_warm_for_their_time():
     assert world.idle_gb_s == pytest.approx(3 * (50 + 100 + 100), rel=0.01)
 
 
-def test_throttled_tasks_are_retried_up_to_a_bound():
-    many = DriverLimits(slots=1000)
-    world = LambdaSimulator(calibration(tiles=(4,)), scenario(concurrency=2).serverless, 0, limits=many)
-    world.start(0.0)
-    world.finish(100.0)
+def test_throttled_tasks_are_retried_up_to_a_bound_and_a_query_that_takes_too_long_fails():
+    made = calibration(tiles=(4,))
+    world = simulated(made, limits=MANY, concurrency=2)
     assert (len(world.latencies_s), world.throttled, world.failed) == (1, 0, 0)
     assert world.retries > 0
-    none = LambdaSimulator(calibration(tiles=(4,)), scenario(concurrency=0).serverless, 0, limits=many)
-    none.start(0.0)
-    none.finish(100.0)
-    assert (len(none.latencies_s), none.throttled, none.in_flight) == (0, 1, 0)
+    none = simulated(made, limits=MANY, concurrency=0)
+    assert (len(none.latencies_s), none.throttled) == (0, 1)
+    late = simulated(calibration(), deadline_s=0.001)
+    assert (late.failed, len(late.latencies_s)) == (1, 0)
 
 
-def test_a_query_that_takes_too_long_fails():
-    world = LambdaSimulator(calibration(), scenario().serverless, seed=0, deadline_s=0.001)
+def test_a_gang_is_invoked_once_and_its_members_keep_their_environments_until_the_last_one_ends():
+    world = LambdaSimulator(GANG, scenario().serverless, 0, limits=MANY)
     world.start(0.0)
+    world.advance(50.0)
+    world.start(50.0)
     world.finish(100.0)
-    assert (world.failed, len(world.latencies_s), world.in_flight) == (1, 0, 0)
+    assert (world.tasks, world.colds) == (2 * 4, 4)
+    cold, warm = world.latencies_s
+    assert warm == pytest.approx(0.010 + 0.001 + 0.009 + 0.009 + 0.001)
+    assert cold == pytest.approx(warm + 0.5 + 0.5)
+    first, gang = 0.51, 0.51 + 0.519
+    idle_gb_s = simulated(GANG, limits=MANY, keep_alive_s=1000.0).idle_gb_s
+    assert idle_gb_s == pytest.approx((100 - first) + 3 * (100 - gang))
 
 
-class TestGangs:
-    """Stages 1 and 2 are a gang of three members, of whom the first alone has a tile of stage 2."""
+@pytest.mark.parametrize(
+    ("choices", "tasks"), [({"concurrency": 2}, 1 + 2 + 3 + 1), ({"limits": DriverLimits(growth=2)}, None)]
+)
+def test_a_gang_without_room_is_disbanded_as_a_whole_and_its_stages_run_one_by_one(choices, tasks):
+    world = simulated(GANG, **{"limits": MANY, **choices})
+    assert (len(world.latencies_s), world.throttled, world.failed, world._running) == (1, 0, 0, 0)
+    assert world.tasks == tasks if tasks else world.tasks > 1 + 3 + 1  # two members were aborted
 
-    TILES, GANGS = (1, 3, 1), ((1, 3),)
 
-    def world(self, **choices):
-        made = calibration(tiles=self.TILES, gangs=self.GANGS, rows=1)
-        return LambdaSimulator(made, scenario(**choices).serverless, seed=0, limits=DriverLimits(slots=1000))
-
-    def test_a_gang_is_invoked_once_and_its_stages_take_their_time(self):
-        world = self.world()
-        world.start(0.0)
-        world.advance(50.0)
-        world.start(50.0)
-        world.advance(100.0)
-        assert world.tasks == 2 * 4
-        assert world.colds == 4
-        cold, warm = world.latencies_s
-        assert warm == pytest.approx(0.010 + 0.001 + 0.009 + 0.009 + 0.001)
-        assert cold == pytest.approx(warm + 0.5 + 0.5)
-
-    def test_members_keep_their_environments_until_the_last_one_ends(self):
-        world = self.world(keep_alive_s=1000.0)
-        world.start(0.0)
-        world.advance(10.0)
-        world.finish(10.0)
-        first, gang = 0.51, 0.51 + 0.519
-        assert world.idle_gb_s == pytest.approx((10 - first) + 3 * (10 - gang))
-
-    def test_a_gang_without_room_is_disbanded_as_a_whole_and_its_stages_run_one_by_one(self):
-        world = self.world(concurrency=2)
-        world.start(0.0)
-        world.finish(100.0)
-        assert (len(world.latencies_s), world.throttled, world.failed, world.in_flight) == (1, 0, 0, 0)
-        assert world.tasks == 1 + 2 + 3 + 1  # two members were aborted
-        assert world._running == 0
-        none = self.world(concurrency=0)
-        none.start(0.0)
-        none.finish(100.0)
-        assert (none.throttled, none.in_flight) == (1, 0)
-
-    def test_a_gang_that_no_driver_can_start_is_refused_by_name(self):
-        made = calibration(tiles=self.TILES, gangs=self.GANGS)
-        with pytest.raises(UsageError, match="has 3 members"):
-            LambdaSimulator(made, scenario().serverless, 0, limits=DriverLimits(slots=2))
-
-    def test_a_function_that_gains_environments_too_fast_disbands_the_gang(self):
-        made = calibration(tiles=self.TILES, gangs=self.GANGS, rows=1)
-        world = LambdaSimulator(made, scenario().serverless, 0, limits=DriverLimits(growth=2))
-        world.start(0.0)
-        world.finish(100.0)
-        assert (len(world.latencies_s), world.in_flight, world._running) == (1, 0, 0)
-        assert world.tasks > 1 + 3 + 1
+def test_a_gang_that_nothing_runs_is_throttled_and_one_that_no_driver_can_start_refused_by_name():
+    assert simulated(GANG, limits=MANY, concurrency=0).throttled == 1
+    with pytest.raises(UsageError, match="has 3 members"):
+        simulated(GANG, limits=DriverLimits(slots=2))
 
 
 @settings(max_examples=25)
@@ -141,10 +121,7 @@ def test_every_query_ends_exactly_once(made, rate, concurrency, wanted, limits):
 
 
 def test_tasks_wait_for_a_slot_of_their_driver_and_the_oldest_query_goes_first():
-    world = LambdaSimulator(calibration(tiles=(2, 1), rows=1), scenario().serverless, 0, limits=DriverLimits(slots=1))
-    for _ in range(2):
-        world.start(0.0)
-    world.finish(100.0)
+    world = simulated(calibration(tiles=(2, 1), rows=1), 2, DriverLimits(slots=1))
     first, second = world.latencies_s
     cold, warm, driver = 0.51, 0.01, 0.001
     assert first == pytest.approx(cold + warm + warm + cold + driver)  # a slot is free before its next task is known
@@ -153,20 +130,13 @@ def test_tasks_wait_for_a_slot_of_their_driver_and_the_oldest_query_goes_first()
 
 
 def test_queries_go_to_drivers_in_turn():
-    limits = DriverLimits(drivers=2, slots=1)
-    world = LambdaSimulator(calibration(tiles=(1,), rows=1), scenario().serverless, 0, limits=limits)
-    for _ in range(4):
-        world.start(0.0)
-    world.finish(100.0)
+    world = simulated(calibration(tiles=(1,), rows=1), 4, DriverLimits(drivers=2, slots=1))
     assert sorted(np.round(world.latencies_s, 3)) == [0.511, 0.511, 0.521, 0.521]
 
 
 def test_a_function_gains_so_many_environments_in_ten_seconds_and_tasks_are_tried_again():
-    made, slow = calibration(tiles=(1,), rows=1), DriverLimits(slots=1000, growth=10)
-    world = LambdaSimulator(made, scenario(keep_alive_s=0.0).serverless, 0, limits=slow)
-    for _ in range(14):
-        world.start(0.0)
-    world.finish(100.0)
+    slow = DriverLimits(slots=1000, growth=10)
+    world = simulated(calibration(tiles=(1,), rows=1), 14, slow, keep_alive_s=0.0)
     assert (len(world.latencies_s), world.throttled, world.colds) == (14, 0, 14)
     assert (np.array(world.latencies_s) > 0.6).sum() == 4
     assert max(world.latencies_s) > 4 + 0.5  # one a second

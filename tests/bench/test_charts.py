@@ -1,21 +1,17 @@
 """Charts: their points, colours and axes, and the rows and columns of records that they are drawn from."""
 
-import re
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from serfer.cli.main import app
 from serfer.core.errors import InputError
 from serfer_bench.core.charts import Chart, Curve, is_wide, order_chart, share_chart, thinned, time_chart
 from serfer_bench.core.charts_figure import charts_figure
 from serfer_bench.core.drawing import draw_charts
 from serfer_bench.core.tables import Table
 from serfer_bench.records.pictures import Picture, TableChart
-from serfer_bench.records.record import FOLDER, Figures, Record
 
 ROUNDS = [
     Curve("serfer", ((0.0, 40.0), (1.0, 60.0), (2.0, 50.0))),
@@ -134,8 +130,7 @@ LINES = TableChart(
     1, "latency", "images", "ms", ("system",), {"load": ("burst",)}, "images", "50% ms", dashed="extrapolated"
 )
 SHARES = TableChart(1, "share", "ms", "share", ("system", "load"), {"system": ("ours",), "images": ("8",)})
-FILE = "docs/pictures/latency.svg"
-PICTURE = Picture(FILE, "Latency", (LINES, SHARES))
+PICTURE = Picture("docs/pictures/latency.svg", "Latency", (LINES, SHARES))
 
 
 def test_rows_become_points_and_what_was_not_measured_is_dashed_from_the_last_that_was():
@@ -145,18 +140,17 @@ def test_rows_become_points_and_what_was_not_measured_is_dashed_from_the_last_th
         Curve("theirs", ((8.0, 50.0),)),
         Curve("theirs", ((8.0, 50.0), (1000.0, 6250.0)), dashed=True),
     )
-    [drawn] = Picture(FILE, "Latency", (LINES,)).drawn(TABLES)
+    [drawn] = replace(PICTURE, charts=(LINES,)).drawn(TABLES)
     assert drawn == replace(chart, x_log=True, y_log=True)
 
 
 def test_axes_of_one_label_are_all_logarithmic_where_their_values_together_range_far():
-    each = [
-        replace(SHARES, where={"load": ("burst",), "images": (images,)}, curve=("system",)) for images in ("8", "1,000")
-    ]
-    assert [chart.x_log for chart in Picture(FILE, "Shares", (each[0],)).drawn([Table(HEAD, BODY[:1])])] == [False]
-    assert [(chart.x_log, chart.y_log) for chart in Picture(FILE, "Shares", tuple(each)).drawn(TABLES)] == 2 * [
-        (True, False)
-    ]
+    burst = replace(SHARES, where={"load": ("burst",)}, curve=("system",))
+    each = [replace(burst, where={**burst.where, "images": (images,)}) for images in ("8", "1,000")]
+    [alone] = replace(PICTURE, charts=(each[0],)).drawn([Table(HEAD, BODY[:1])])
+    assert not alone.x_log
+    both = replace(PICTURE, charts=tuple(each)).drawn(TABLES)
+    assert [(chart.x_log, chart.y_log) for chart in both] == 2 * [(True, False)]
 
 
 def test_an_empty_cell_is_not_drawn_and_a_row_without_values_is_a_distribution():
@@ -202,32 +196,3 @@ def test_who_wins_is_drawn_from_tables_of_the_surface_alone(tmp_path):
     assert not picture.shows([other, details], tmp_path)
     with pytest.raises(InputError, match="not the tables of serfer study planner surface"):
         picture.draw(TABLES, "modelled", tmp_path)
-
-
-@pytest.fixture
-def checkout(tmp_path):
-    """A checkout with a record that has a picture, and a page that shows its table."""
-    for folder in (FOLDER, "docs/pictures"):
-        (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "rule.py").write_text("one = 1\n")
-    record = Record("serfer x", "measured", "", "", {"rule.py": ""}, tables=(Figures(HEAD, BODY),), pictures=(PICTURE,))
-    record.write(tmp_path / FOLDER / "one.json")
-    (tmp_path / "docs" / "page.md").write_text("<!-- record: one table: 1 -->\n<!-- end -->\n")
-    return tmp_path
-
-
-def results(checkout, *options):
-    return CliRunner().invoke(app, ["bench", "results", *options, "--checkout", str(checkout)])
-
-
-def test_a_picture_is_drawn_once_and_again_when_its_figures_change(checkout):
-    assert f"{FILE}: not what the records say" in str(results(checkout, "--check").exception)
-    assert f"drew {FILE}" in results(checkout).stderr
-    first = (checkout / FILE).read_text()
-    assert re.search(r"<!-- measured: serfer x; .* -->", first)
-    assert "drew" not in results(checkout).stderr
-    assert results(checkout, "--check").exit_code == 0
-    file = checkout / FOLDER / "one.json"
-    file.write_text(file.read_text().replace("6,250", "6,500"))
-    assert "drew" in results(checkout).stderr
-    assert (checkout / FILE).read_text() != first

@@ -14,6 +14,7 @@ from serfer.core.errors import InputError, SerferError
 from serfer_bench.records.command import recorded, steps
 from serfer_bench.records.record import FOLDER, Figures, Layout, Record, commit_of, differences, digest, read_records
 from tests.bench.running import parse
+from tests.bench.test_charts import BODY, HEAD, PICTURE
 
 ROOT = Path(__file__).parents[2]
 COMMAND = "serfer study policies sharing --seconds 5 --rate 2"
@@ -225,6 +226,22 @@ def test_record_and_layout_survive_being_written_and_long_tables_are_shown_in_pa
     assert re.findall(r"^\| (\d) \|$", shown, re.MULTILINE) == ["0", "4", "8"]
     assert "3 of 9 rows" in shown
     assert record.markdown(1, 9) == record.markdown(1)
+
+
+def test_a_picture_is_drawn_once_and_again_when_its_figures_change(checkout):
+    (checkout / "docs" / "pictures").mkdir()
+    file, picture = checkout / FOLDER / "shared.json", checkout / PICTURE.file
+    tables = (Figures(HEAD, BODY),)
+    Record("serfer x", "measured", "", "", {"rule.py": ""}, tables=tables, pictures=(PICTURE,)).write(file)
+    assert f"{PICTURE.file}: not what the records say" in str(results(checkout, "--check").exception)
+    assert f"drew {PICTURE.file}" in results(checkout).stderr
+    first = picture.read_text()
+    assert re.search(r"<!-- measured: serfer x; .* -->", first)
+    assert "drew" not in results(checkout).stderr
+    assert results(checkout, "--check").exit_code == 0
+    file.write_text(file.read_text().replace("6,250", "6,500"))
+    assert "drew" in results(checkout).stderr
+    assert picture.read_text() != first
 
 
 @pytest.mark.parametrize(

@@ -41,9 +41,9 @@ class Time:
         self.now += seconds
 
 
-def answered(logits=RIGHT):
+def answered(result=RIGHT):
     future = Future()
-    future.set_result(logits)
+    future.set_result(result)
     return future
 
 
@@ -69,15 +69,12 @@ class TestRun:
         ]
 
     def test_an_accepted_answer_is_the_result_and_a_refused_one_fails_the_query(self):
-        async def query(number):
-            return number
-
         def accept(number, result):
             if number == result == 1:
                 raise ValueError("odd")
             return -result
 
-        ends = asyncio.run(run(lambda number: asyncio.create_task(query(number)), (0, 0, 0), accept))
+        ends = asyncio.run(run(answered, (0, 0, 0), accept))
         assert [(end.error, end.message, end.result) for end in ends] == [
             (None, "", 0),
             ("ValueError", "odd", None),
@@ -98,11 +95,8 @@ class TestRun:
         await sent.wait()
         workload.cancel()
         await asyncio.gather(workload, *tasks, return_exceptions=True)
-        result = all(task.cancelled() for task in (workload, *tasks))
-        assert result
-
-    def test_no_arrivals_no_queries(self):
-        assert asyncio.run(run(lambda _: pytest.fail("sent"), ())) == []
+        assert all(task.cancelled() for task in (workload, *tasks))
+        assert await run(lambda _: pytest.fail("sent"), ()) == []
 
 
 class TestQueries:

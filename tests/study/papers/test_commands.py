@@ -92,12 +92,9 @@ def test_the_papers_gpu_and_started_hundreds_of_milliseconds_cost_what_its_figur
     assert Way("functions", "modelled", 2e-5, 1.0).moves_at(0.9) == 0
 
 
-@pytest.mark.parametrize("usd_an_hour", [0.0, 0.3])
-def test_from_where_an_instance_costs_less_both_cost_the_same(usd_an_hour):
-    way = Way("functions", "modelled", 2e-5, usd_an_hour)
-    assert way.usd(way.moves_at(0.9)) == pytest.approx(0.9)
-
-
-def test_each_row_says_where_its_figures_come_from():
+def test_from_where_an_instance_costs_less_both_cost_the_same_and_each_row_says_where_its_figures_come_from():
+    for usd_an_hour in (0.0, 0.3):
+        way = Way("functions", "modelled", 2e-5, usd_an_hour)
+        assert way.usd(way.moves_at(0.9)) == pytest.approx(0.9)
     [table] = results(WAYS, 0.526).tables
     assert [row[1] for row in table.body] == ["published", "arithmetic", "arithmetic"]

@@ -30,8 +30,6 @@ def test_digits_in_a_folder_are_read_as_npm_has_them(tmp_path):
 
 
 def test_a_folder_without_digits_is_refused(tmp_path):
-    with pytest.raises(ModelError, match=r"0\.json cannot be read"):
-        gap.measure(tmp_path)
     (tmp_path / "0.json").write_text('{"data": [1, 2, 3]}')
     with pytest.raises(ModelError, match="holds no digits"):
         gap.measure(tmp_path)

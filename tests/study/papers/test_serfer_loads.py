@@ -31,23 +31,16 @@ from tests.bench import running
 
 ALL = (*BURSTS, *UNIFORM, *STEP_FUNCTIONS)
 SYSTEMS = sorted({name for load in ALL for name in load.systems})
-
-
 serfer = partial(running.rows, "study", "paper", "serfer")
 
 
 def measured(system, images, *seconds, times=(), gap_s=0.0):
     """Return rounds of a burst whose last query ends after so many seconds, the others evenly before."""
     load = Load(images, gap_s, (system,), len(seconds))
-    logs = [
-        Log(
-            system,
-            number,
-            tuple(Sent(k, 0.0, 0.0, end * (k + 1) / images) for k in range(images)),
-            dict(times),
-        )
-        for number, end in enumerate(seconds)
-    ]
+    logs = []
+    for number, end in enumerate(seconds):
+        queries = tuple(Sent(k, 0.0, 0.0, end * (k + 1) / images) for k in range(images))
+        logs.append(Log(system, number, queries, dict(times)))
     return Measured(load, system, [make_round(log, Totals(), held(), held()) for log in logs], logs)
 
 
@@ -58,10 +51,7 @@ def test_a_limit_leaves_no_load_larger_gives_none_twice_and_drops_no_system_that
     assert len(given_) == len(set(given_))
     assert all(load.images <= most for load in loads)
     assert {name for _, _, name in given_} == (systems or set(SYSTEMS))
-
-
-def test_without_limits_loads_are_those_of_table_1():
-    assert limited(ALL, 1000, ()) == [*ALL]
+    assert limited(ALL, 1000, ()) == [*ALL]  # those of table 1
     assert [load.arrivals[0][:3] for load in (BURSTS[0], UNIFORM[1])] == [(0.0, 0.0, 0.0), (0.0, 0.2, 0.4)]
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from serfer.control.dispatch import window_s
 from serfer.control.policies import make_policy
 from serfer.control.policy import InstanceCount, ProvisioningPlan
-from serfer.control.router import SERVERLESS, Router
+from serfer.control.router import Router
 from serfer.control.scenario import Market, parse_scenario
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.hedging import LearntHedging
@@ -116,48 +116,26 @@ class Sized:
         pass
 
 
-class CountingRouter(Router):
-    """A router that notes where queries go, by batch size, once the batch sizes are set."""
-
-    def __init__(self, *args, **options):
-        super().__init__(*args, **options)
-        self.sent = Counter()
-
-    def route(self, now, endpoints, in_flight, images=1):
-        decision = super().route(now, endpoints, in_flight, images)
-        if now > 20:
-            batches = {one.name: one.batch for one in endpoints} | {SERVERLESS: None}
-            self.sent[batches[decision.targets[0]]] += 1
-        return decision
-
-
 def simulated(rate, *batches, seconds=120):
-    router = CountingRouter(SIZED, Sized(*batches))
     launches = [(-100.0, Purchase(GPU, Market.ON_DEMAND))] * len(batches)
     steps = Steps(np.ones(seconds), np.full(seconds, float(rate)), np.arange(seconds, dtype=np.int32))
-    run = QueriesRun(SIZED, router, FIXED, launches, seed=1)
-    return router, run.over(steps, 0.0, Window("busiest", 0.0, float(seconds)))
+    run = QueriesRun(SIZED, Router(SIZED, Sized(*batches)), FIXED, launches, seed=1)
+    return run.over(steps, 0.0, Window("busiest", 0.0, float(seconds)))
 
 
-def test_queries_divide_by_the_rates_of_the_instances_and_the_rest_runs_on_lambda_in_time():
-    router, _ = simulated(180, 16, 2)
-    expected = shares(180.0, [Place("a", 0, 16), Place("b", 0, 2)], SIZED)
-    total = router.sent.total()
-    assert router.sent[16] / total == pytest.approx(expected.of["a"], abs=0.02)
-    assert router.sent[2] / total == pytest.approx(expected.of["b"], abs=0.02)
-    assert router.sent[None] / total < 0.02
-    router, result = simulated(400, 8)
+def test_what_is_beyond_the_rates_of_the_instances_runs_on_lambda_in_time():
+    assert simulated(180, 16, 2).on_serverless < 0.05 * 180 * 120
+    result = simulated(400, 8)
     expected = shares(400.0, [Place("a", 0, 8)], SIZED)
-    assert router.sent[None] / router.sent.total() == pytest.approx(expected.rest, abs=0.03)
+    assert result.on_serverless / result.queries == pytest.approx(expected.rest, abs=0.05)
     assert np.mean(result.latencies_s * 1000 <= SIZED.slo_ms) > 0.99
 
 
 def test_an_instance_waits_for_full_batches_as_long_as_its_window():
-    _, alone = simulated(2, 8)
+    alone = simulated(2, 8)
     waited = window_s(GPU, 8, SIZED.slo_ms)
     assert np.quantile(alone.latencies_s, 0.5) >= waited
     assert alone.latencies_s.max() * 1000 <= SIZED.slo_ms
-    _, busy = simulated(120, 8)
+    busy = simulated(120, 8)
     assert busy.on_instances / busy.batches > 7
-    _, alone = simulated(2, 0)
-    assert alone.latencies_s.max() < 3 * GPU.batch_ms(1) / 1000
+    assert simulated(2, 0).latencies_s.max() < 3 * GPU.batch_ms(1) / 1000

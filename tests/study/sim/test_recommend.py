@@ -1,6 +1,5 @@
 """What is recommended, and policies on fixed loads at fixed prices: `serfer study policy`."""
 
-import json
 import tomllib
 from dataclasses import replace
 
@@ -15,6 +14,7 @@ from serfer.core.errors import InputError, UsageError
 from serfer_bench.study.sim.policy_suite import LOADS, PRICES, PUBLISHED, Suite, over_all, run
 from serfer_bench.study.sim.recommend import Comparison, Evaluation, LambdaChoice, Spread, evaluate, recommend
 from serfer_bench.study.sim.simulate import LoadSpec, RunOptions
+from tests.bench.running import rows
 from tests.control.worlds import CREDITS
 from tests.study.sim.worlds import scenario
 
@@ -171,20 +171,17 @@ def test_an_own_policy_stands_first_beside_all_published_ones(own):
 
 
 def test_json_has_the_optimum_and_each_ratio_over_it(own):
-    done = study(own, "--alone", "--seeds", "2", "--period-s", "60", "--json")
-    rows = [json.loads(line) for line in done.output.splitlines()]
-    assert [row["prices"] for row in rows] == ["aws", "google-cloud", "azure"]
-    for row in rows:
-        assert row["optimum_usd"]["min"] > 0
-        assert 1 <= row["ratios"][own]["min"] <= row["ratios"][own]["mean"] <= row["ratios"][own]["max"]
+    found = rows("study", "policy", "--load", HOUR, own, "--alone", "--seeds", 2, "--period-s", 60)
+    assert [row["prices"] for row in found] == ["aws", "google-cloud", "azure"]
+    assert all(row["optimum_usd"]["min"] > 0 and row["ratios"][own]["min"] >= 1 for row in found)
 
 
 def test_no_policy_is_below_the_optimum_and_the_same_suite_gives_the_same_figures():
     suite = Suite(PUBLISHED, [HOUR], PRICES[:1], seeds=2, period_s=60.0)
-    rows = run(suite, 1)
-    assert all(ratio.min >= 1 - 1e-9 for row in rows for ratio in row.ratios.values())
-    assert run(suite, 1) == rows
-    assert over_all(rows)["serverless"].mean == rows[0].ratios["serverless"].mean
+    found = run(suite, 1)
+    assert all(ratio.min >= 1 - 1e-9 for row in found for ratio in row.ratios.values())
+    assert run(suite, 1) == found
+    assert over_all(found)["serverless"].mean == found[0].ratios["serverless"].mean
 
 
 @pytest.mark.slow
@@ -195,14 +192,9 @@ def test_processes_give_the_same_rows_in_the_same_order(monkeypatch):
     assert run(suite, 2) == alone
 
 
-def test_a_policy_of_several_types_or_without_functions_is_not_among_the_published_ones():
+def test_what_does_not_serve_all_load_has_no_ratio_and_is_not_among_the_published_ones():
     assert {"sagemaker", "mark-spot"}.isdisjoint(PUBLISHED)
-    assert {"break-even", "ski-rental", "mark", "nonuniform", "target-tracking", "target-tracking-stepwise"} <= {
-        *PUBLISHED
-    }
-
-
-def test_what_does_not_serve_all_load_has_no_ratio():
+    assert {"break-even", "ski-rental", "mark", "nonuniform", "target-tracking-stepwise"} <= {*PUBLISHED}
     (row,) = run(Suite(["sagemaker"], [HOUR], PRICES[:1], seeds=1, period_s=60.0), 1)
     assert row.ratios == {"sagemaker": None}
 

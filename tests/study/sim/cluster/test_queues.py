@@ -84,14 +84,11 @@ def test_batches_start_full_or_in_time_and_requests_are_dropped_or_late_beside_a
     assert (counters.met, counters.late) == (0, 1)
 
 
-@given(
-    gaps=st.lists(st.floats(0, 0.3), max_size=60),
-    batch=st.integers(1, 8),
-    seconds=st.floats(0.001, 0.3),
-    free_s=st.floats(0, 1),
-)
-def test_each_request_is_met_late_or_dropped_once(gaps, batch, seconds, free_s):
-    arrivals = [sum(gaps[: at + 1]) for at in range(len(gaps))]
+ARRIVALS = st.lists(st.floats(0, 0.3), max_size=60).map(lambda gaps: np.cumsum(gaps).tolist())
+
+
+@given(arrivals=ARRIVALS, batch=st.integers(1, 8), seconds=st.floats(0.001, 0.3), free_s=st.floats(0, 1))
+def test_each_request_is_met_late_or_dropped_once(arrivals, batch, seconds, free_s):
     counters = served(arrivals, server(batch, seconds, free_s))
     assert counters.met + counters.late + counters.dropped == len(arrivals)
     assert sum(counters.latencies) == sum(counters.batches.values()) == counters.met + counters.late
@@ -105,9 +102,8 @@ def test_even_arrivals_within_the_bounds_keep_the_slo_without_drops(rate, count)
     assert (counters.met, counters.late, counters.dropped) == (count, 0, 0)
 
 
-@given(gaps=st.lists(st.floats(0, 0.1), max_size=60), batch=st.integers(1, 8), count=st.integers(0, 3))
-def test_a_buffer_in_front_gives_each_request_one_end(gaps, batch, count):
-    arrivals = [sum(gaps[: at + 1]) for at in range(len(gaps))]
+@given(arrivals=ARRIVALS, batch=st.integers(1, 8), count=st.integers(0, 3))
+def test_a_buffer_in_front_gives_each_request_one_end(arrivals, batch, count):
     servers = [server(batch, 0.15, number=number) for number in range(count)]
     buffer, front, counters = FrontBuffer(), FrontQueue(batch, 0.05), Counters(SLO_S, requests=len(arrivals))
     half = len(arrivals) // 2

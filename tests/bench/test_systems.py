@@ -275,23 +275,20 @@ class TestForkJoin:
             small = replace(plan, limit=PackageLimit(1000 + room, 1000))
             assert len([one for one in held_groups(small, 1769) if one in everything[:held]]) == held
 
-    def test_without_room_for_any_weights_every_part_goes_to_a_worker(self, tmp_path, lean, settings):
+    @pytest.mark.parametrize("with_room", [True, False])
+    def test_payloads_carry_every_part_but_what_the_master_has_room_for_both_ways(
+        self, with_room, tmp_path, lean, settings
+    ):
         directory, plan = shutil.copytree(lean, tmp_path / "plan"), load_plan(lean)
-        small = sealed(replace(plan, limit=PackageLimit(1000, 1000)))
-        write_plan(small, directory)
+        if not with_room:
+            write_plan(sealed(replace(plan, limit=PackageLimit(1000, 1000))), directory)
         with ForkJoin(directory, settings, in_flight=1) as system:
-            assert system.held == []
+            assert bool(system.held) == with_room
             logits = system.submit(PIXELS[:1]).result(PATIENCE)
-            everything = system.payload_bytes
-        assert difference(logits, unsplit(plan, lean)(PIXELS[:1])).exact
-        assert everything == sum(carried(plan, tile) for tile in every_tile(plan))
-
-    def test_payloads_carry_every_part_but_the_masters_both_ways(self, lean, settings):
-        plan = load_plan(lean)
-        with ForkJoin(lean, settings, in_flight=1) as system:
-            system.submit(PIXELS[:1]).result(PATIENCE)
-            assert system.payload_bytes == sum(carried(plan, tile) for tile in every_tile(plan) if tile[1] > 0)
+            sent = [tile for tile in every_tile(plan) if tile[1] > 0 or not with_room]
+            assert system.payload_bytes == sum(carried(plan, tile) for tile in sent)
             assert system.counts() == StoreCounts()
+        assert difference(logits, unsplit(plan, lean)(PIXELS[:1])).exact
 
     def test_a_worker_that_fails_ends_the_query_with_its_words(self, directory, settings, monkeypatch):
         monkeypatch.setattr(

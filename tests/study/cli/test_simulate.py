@@ -120,23 +120,24 @@ def test_seeds_of_a_generator_and_of_the_arrivals_in_a_file(scenario, tmp_path):
     assert recorded["serverless"]["p99_ms"]["min"] < recorded["serverless"]["p99_ms"]["max"]
 
 
+def query_usd(plan, *options):
+    return rows("cost", plan, *options)[0]["query"]["cost_usd"]
+
+
 def test_a_plan_brings_its_price_and_the_result_says_whose_dollars_they_are(scenario, plan):
     """The scenario's price may be of another network: dollars were five times off."""
     arguments = ("poisson:rate=5,hours=0.1", "--scenario", scenario, "--policy", "serverless", "--plan", plan)
-    [row] = outcomes(*arguments)
-    query = json.loads(CliRunner().invoke(app, ["cost", str(plan), "--json"]).stdout)["query"]
-    assert row["cost_usd"] == pytest.approx(row["queries"] * query["cost_usd"], rel=0.02)
-    text = called(*arguments)
-    assert f"Lambda's dollars: the plan's (for a million queries ${query['cost_usd'] * 1e6:.2f}; the scenario's" in text
+    [row], usd = outcomes(*arguments), query_usd(plan)
+    assert row["cost_usd"] == pytest.approx(row["queries"] * usd, rel=0.02)
+    assert f"the plan's (for a million queries ${usd * 1e6:.2f}; the scenario's" in called(*arguments)
 
 
 def test_memories_of_a_plan_are_compared_at_the_cost_models_prices(scenario, plan):
     arguments = ("poisson:rate=5,hours=0.1", "--scenario", scenario, "--policy", "serverless", "--plan", plan)
-    rows = {one["memory_mb"]: one for one in outcomes(*arguments, "--memory", 512, "--memory", 2048)}
-    assert rows.keys() == {512, 2048}
-    for memory_mb, one in rows.items():
-        prices = json.loads(CliRunner().invoke(app, ["cost", str(plan), "--memory", str(memory_mb), "--json"]).stdout)
-        usd = prices["query"]["cost_usd"]
+    found = {one["memory_mb"]: one for one in outcomes(*arguments, "--memory", 512, "--memory", 2048)}
+    assert found.keys() == {512, 2048}
+    for memory_mb, one in found.items():
+        usd = query_usd(plan, "--memory", memory_mb)
         assert one["cost_usd"]["mean"] == pytest.approx(usd * one["queries"]["mean"])
         assert one["ratio"] is None  # the optimum is at the scenario's price
     with pytest.raises(UsageError, match="give --plan"):
@@ -160,7 +161,7 @@ def test_an_access_log_is_a_load_cut_by_dates(scenario, tmp_path):
     whole = outcomes(*arguments)[0]
     part = outcomes(*arguments, "--from", "2026-11-25T00:00Z", "--until", "2026-11-25T01:00:00+00:00")[0]
     assert (whole["queries"], part["queries"], whole["trace"]) == (180, 60, "access")
-    said = CliRunner().invoke(app, ["study", "simulate", *map(str, arguments)]).stderr
+    said = run("study", "simulate", *arguments).stderr
     assert "1 of 181 lines are not of its format and were left out; the first is line 181, '1.1.1.1 - - [cut'" in said
 
 
@@ -211,9 +212,8 @@ def test_a_ceiling_binds(scenario):
 
 def test_rates_inconsistent_with_batches_are_warned_of_and_not_compared(scenario, tmp_path):
     scenario.write_text(TOML.replace("qps = 60", "qps = 30"))
-    arguments = ["study", "simulate", "poisson:hours=0.2", "--scenario", str(scenario), "--level", "rates", "--json"]
-    result = CliRunner().invoke(app, [*arguments, "--policy", "break-even", "--plot", str(tmp_path / "out.svg")])
-    assert result.exit_code == 0, result.output
+    arguments = ("poisson:hours=0.2", "--scenario", scenario, "--level", "rates", "--policy", "break-even", "--json")
+    result = run("study", "simulate", *arguments, "--plot", tmp_path / "out.svg")
     assert "warning" in result.stderr
     assert "g4dn.xlarge: qps is 30, but its batches sustain 66.67" in result.stderr
     row = json.loads(result.stdout)
@@ -224,8 +224,8 @@ def test_rates_inconsistent_with_batches_are_warned_of_and_not_compared(scenario
 @pytest.mark.parametrize(("period_s", "warned"), [(5, False), (30, True)])
 def test_long_decision_periods_are_warned_of(scenario, period_s, warned):
     arguments = ("poisson:hours=0.2", "--scenario", scenario, "--level", "rates", "--period-s", period_s)
-    result = CliRunner().invoke(app, ["study", "simulate", *map(str, arguments)])
-    assert ("--period-s 30 is long for instances that boot in 120 s" in result.stderr) == warned
+    shown = run("study", "simulate", *arguments).stderr
+    assert ("--period-s 30 is long for instances that boot in 120 s" in shown) == warned
 
 
 def test_a_load_that_does_not_begin_at_zero_is_plotted(scenario, tmp_path):

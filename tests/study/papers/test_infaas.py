@@ -9,7 +9,6 @@ from serfer.core.errors import UsageError
 from serfer_bench.core.workload import Sent
 from serfer_bench.study.papers.infaas import figure5, figure7, figure8
 from serfer_bench.study.papers.infaas.day import GENERATED, pressed, read_day, smoothed
-from serfer_bench.study.papers.infaas.figure6 import FLAT, FLUCTUATING, INFAAS, STEADY, run
 from serfer_bench.study.papers.infaas.figure8 import Load, Together, _one, _Seen
 from tests.bench.running import rows
 
@@ -52,13 +51,6 @@ def test_variants_that_scale_answer_as_much_as_each_baseline_and_cost_less():
     assert all(rows[name].usd_ratio > 1.2 for name in (figure5.CLIPPER, figure5.SM))
 
 
-def test_a_network_that_shares_a_gpu_is_slower_than_on_one_of_its_own():
-    rows = {(row.system, row.network): row for row in figure7.run("a day", DAY, queries=16_000)}
-    assert rows[figure7.INFAAS, figure7.SMALL].p99_ms > 1.2 * rows[figure7.CLIPPER, figure7.SMALL].p99_ms
-    alone = {(row.system, row.network): row for row in figure7.run("a day", DAY, sharing=0.0, queries=16_000)}
-    assert alone[figure7.INFAAS, figure7.SMALL].p99_ms < 1.2 * alone[figure7.CLIPPER, figure7.SMALL].p99_ms
-
-
 def test_without_a_trace_a_day_is_generated_from_the_seed():
     days = [read_day(GENERATED, 1, seed, print) for seed in (0, 0, 1)]
     assert np.array_equal(days[0], days[1])
@@ -72,29 +64,6 @@ def test_the_command_shows_all_systems_and_networks_under_both_forms_of_the_day_
     found = rows("study", "paper", "infaas", "--figure", "7", "--trace", trace, "--day", "1", "--seeds", "2")
     assert len(found) == 2 * 2 * 4 * 2
     assert {row["seed"] for row in found} == {0, 1}
-
-
-def by_system(load, seconds=None):
-    return {row.system: row for row in run(load, seconds)}
-
-
-def test_under_a_low_load_the_gpu_costs_many_times_what_infaas_does():
-    rows = by_system(FLAT)
-    assert min(rows["Clipper+ GPU"].cost_ratio, rows["SM+ GPU"].cost_ratio) > 10
-    assert rows[INFAAS].qps == pytest.approx(rows["Clipper+ GPU"].qps, rel=0.02)
-
-
-def test_under_a_high_load_infaas_upgrades_to_what_serves_it_and_cpus_serve_ten_queries_a_second():
-    rows = by_system(STEADY, 30.0)
-    assert rows["Clipper+ CPU"].qps == pytest.approx(10.0, abs=0.5)
-    assert rows[INFAAS].qps > 30 * rows["Clipper+ CPU"].qps
-    assert rows["SM+ GPU"].qps < rows["Clipper+ GPU"].qps
-
-
-def test_under_spikes_infaas_answers_what_cpus_cannot_at_a_part_of_the_gpu_s_cost():
-    rows = by_system(FLUCTUATING)
-    assert rows["Clipper+ GPU"].cost_ratio > 2
-    assert rows[INFAAS].late_share < 0.5 * rows["SM+ CPU"].late_share
 
 
 LOAD = Load(low=1.0, high=5.0, phase_s=10.0, phases=4, slo_ms=500.0)

@@ -100,24 +100,20 @@ def test_without_latencies_dollars_decide_and_the_reason_says_so():
     )
 
 
+def candidates(change, **fields):
+    """Return the candidates of a scenario with a second type that differs from the first by this change."""
+    first = scenario().instance
+    world = replace(scenario(), instances=(first, replace(first, **change)))
+    return [(one.policy, one.instance) for one, _, _ in comparison(scenario=world, **fields).candidates()]
+
+
 def test_candidates_are_types_that_make_a_difference():
-    two = replace(scenario().instance, name="large")
-    world = replace(scenario(), instances=(scenario().instance, two))
-    found = [one for one, _, _ in comparison(scenario=world).candidates()]
-    assert [(one.policy, one.instance) for one in found] == [
-        ("ski-rental", "gpu"),
-        ("ski-rental", "large"),
-        ("serverless", None),
-    ]
-    chosen = comparison(scenario=world, options=RunOptions(kind="large")).candidates()
-    assert [one.instance for one, _, _ in chosen] == ["large", None]
-    two = replace(scenario().instance, name="large", spot_usd_per_hour=0.0)
-    world = replace(scenario(), instances=(scenario().instance, two))
-    found = comparison(scenario=world, options=RunOptions(spot=True), policies=["ski-rental"]).candidates()
-    assert [one.instance for one, _, _ in found] == ["gpu"]
-    two = replace(scenario().instance, name="t2", credits=CREDITS)
-    world = replace(scenario(), instances=(scenario().instance, two))
-    assert {one.instance for one, _, _ in comparison(scenario=world).candidates()} == {"gpu", None}
+    large, on_lambda = {"name": "large"}, ("serverless", None)
+    assert candidates(large) == [("ski-rental", "gpu"), ("ski-rental", "large"), on_lambda]
+    assert candidates(large, options=RunOptions(kind="large")) == [("ski-rental", "large"), on_lambda]
+    spot = {"options": RunOptions(spot=True), "policies": ["ski-rental"]}
+    assert candidates({**large, "spot_usd_per_hour": 0.0}, **spot) == [("ski-rental", "gpu")]
+    assert candidates({"name": "t2", "credits": CREDITS}) == [("ski-rental", "gpu"), on_lambda]
     with pytest.raises(UsageError, match="more than 10,000 runs"):
         comparison(seeds=6000).candidates()
 

@@ -20,13 +20,8 @@ from serfer_bench.cold.functions import Bench, ProbedService, ProbeLine
 from serfer_bench.cold.probe import MARK, Parts
 from serfer_bench.cold.query import OVERLAPPED, _step_parts
 from serfer_bench.core.quantiles import quantile_interval
-from tests.e2e.small import slow_starts, small_onnx, split_small
-
-
-@pytest.fixture(scope="module")
-def single(tmp_path_factory):
-    """One tile: every start of an environment takes a second."""
-    return split_small(tmp_path_factory.mktemp("single"), grids=[(1, 1)])
+from tests.e2e.conftest import single as single  # noqa: PLC0414 - a fixture
+from tests.e2e.small import slow_starts, small_onnx
 
 
 @pytest.mark.slow

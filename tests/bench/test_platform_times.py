@@ -14,15 +14,10 @@ from hypothesis import strategies as st
 
 from serfer.core.errors import UsageError
 from serfer.local.lambda_.environment import Environment
-from serfer.local.lambda_.runtime import runtime_directory
 from serfer_bench.core.faults import Faults, Injector
 from serfer_bench.core.platform_times import PlatformTimes, tail
+from tests.local.conftest import runtime as runtime  # noqa: PLC0414 - a fixture
 from tests.local.test_lambda_service import PATIENCE, Local, probe
-
-
-@pytest.fixture(scope="module")
-def runtime(tmp_path_factory):
-    return runtime_directory(tmp_path_factory.mktemp("runtime"))
 
 
 @given(mean=st.floats(0.001, 10), first=st.integers(0, 200), count=st.integers(50, 400))

@@ -27,9 +27,8 @@ def test_serves_from_all_nodes_and_leaves_nothing_behind(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with RedisCluster(nodes=2) as cluster, open_store(cluster.url) as store:
         assert len(list(tmp_path.iterdir())) == 1
-        keys = [f"k{number}" for number in range(40)]
-        for key in keys:
-            store.put(key, b"x", 60)
+        for number in range(40):
+            store.put(f"k{number}", b"x", 60)
         sizes = []
         for number in range(2):
             with cluster.client(number) as client:

@@ -14,7 +14,6 @@ import pytest
 
 from serfer.core.errors import InputError
 from serfer.core.sigv4 import Access, sign
-from serfer.local.lambda_.runtime import runtime_directory
 from serfer.settings import load_settings
 from serfer_bench.core.faults import Faults, Injector
 from serfer_bench.core.platform_times import PlatformTimes
@@ -22,12 +21,8 @@ from serfer_bench.study.aws.constants import EXTENT, SETS, probed, rows_of
 from serfer_bench.study.aws.function_changes import ChangeableLambda
 from serfer_bench.study.aws.probed_function import ProbedFunction, RefusedError
 from tests.bench.test_platform_times import log_of
+from tests.local.conftest import runtime as runtime  # noqa: PLC0414 - a fixture
 from tests.local.test_lambda_service import HERE, PATIENCE, Local, probe
-
-
-@pytest.fixture(scope="module")
-def runtime(tmp_path_factory):
-    return runtime_directory(tmp_path_factory.mktemp("runtime"))
 
 
 @pytest.fixture

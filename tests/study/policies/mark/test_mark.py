@@ -84,18 +84,14 @@ def test_the_monitor_judges_the_last_queries_and_launches_once_a_minute_and_once
     policy = mark(monitor_queries=100, backups=1)
     window = LatencyWindow(answered=50, late=50, p99_ms=900.0)
     seen_late = Observation(0.0, 5.0, 10.0, fleet(1), latency=window)
-    assert ["backups" in policy.observe(seen_late).reason for _ in range(26)] == [
-        number in {1, 13, 25} for number in range(26)
-    ]
-    policy = mark(monitor_queries=100)
-    late = [0, 2, 2, 0]  # of 60 each: at most 2 of any 100 that one of these begins, but 4 of 120
-    windows = [LatencyWindow(answered=60, late=count, p99_ms=900.0) for count in late]
-    plans = [policy.observe(Observation(0.0, 20.0, 3.0, fleet(1), latency=window)) for window in windows]
-    assert ["backups" in plan.reason for plan in plans] == [False, False, True, False]
-    policy = mark(monitor_queries=1000)
-    rows = [LatencyWindow(1000, 1000, 900.0), *[LatencyWindow(9, 0, 10.0)] * 12]
-    plans = [policy.observe(Observation(0.0, 10.0, 10.0, fleet(1), latency=row)) for row in rows]
-    assert ["backups" in plan.reason for plan in plans] == [True] + [False] * 12
+    assert [number for number in range(26) if "backups" in policy.observe(seen_late).reason] == [1, 13, 25]
+    # Of 60 each: at most 2 of any 100 that one of these begins, but 4 of 120.
+    late = [LatencyWindow(answered=60, late=count, p99_ms=900.0) for count in (0, 2, 2, 0)]
+    then_in_time = [LatencyWindow(1000, 1000, 900.0), *[LatencyWindow(9, 0, 10.0)] * 12]
+    for queries, windows, launched in ((100, late, 2), (1000, then_in_time, 0)):
+        policy = mark(monitor_queries=queries)
+        plans = [policy.observe(Observation(0.0, 20.0, 3.0, fleet(1), latency=window)) for window in windows]
+        assert [number for number, plan in enumerate(plans) if "backups" in plan.reason] == [launched]
 
 
 def test_backups_are_of_the_type_that_is_wanted_and_none_where_none_are():

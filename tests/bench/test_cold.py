@@ -5,9 +5,7 @@ from dataclasses import replace
 
 import onnx
 import pytest
-from typer.testing import CliRunner
 
-from serfer.cli.main import app
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import UsageError
 from serfer.local.servers.redis import RedisServer
@@ -20,6 +18,7 @@ from serfer_bench.cold.functions import Bench, ProbedService, ProbeLine
 from serfer_bench.cold.probe import MARK, Parts
 from serfer_bench.cold.query import OVERLAPPED, _step_parts
 from serfer_bench.core.quantiles import quantile_interval
+from tests.bench.running import run
 from tests.e2e.conftest import single as single  # noqa: PLC0414 - a fixture
 from tests.e2e.small import slow_starts, small_onnx
 
@@ -111,7 +110,7 @@ def test_first_answers_of_both_plans_are_measured_in_alternated_pairs(two_plans,
 @pytest.mark.parametrize("options", [("--model", "vgg16", "--model", "alexnet"), ("--against", "somewhere")])
 def test_what_is_for_pairs_is_refused_without_them(options):
     with pytest.raises(UsageError, match="give --pairs too"):
-        CliRunner().invoke(app, ["bench", "cold", *options], catch_exceptions=False, standalone_mode=False)
+        run("bench", "cold", *options)
 
 
 def test_a_plan_to_compare_with_is_of_the_same_network(two_plans, lean):

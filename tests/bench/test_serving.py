@@ -5,15 +5,14 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import serfer
-from serfer.cli.main import app
 from serfer_bench.core.workload import Sent
 from serfer_bench.serving import flood
 from serfer_bench.serving.flood import Flood
 from serfer_bench.serving.profile import counted, part_of, results
 from serfer_bench.serving.route import Experiment, _steps, outcome
+from tests.bench.running import rows
 from tests.e2e.conftest import cache, plan, serfer_, start  # noqa: F401 - fixtures
 from tests.e2e.test_routing import scenario  # noqa: F401 - same
 
@@ -132,11 +131,10 @@ def test_a_burst_moves_to_an_instance_and_no_query_is_lost_when_it_dies(serfer_,
         *("--rps", "10", "--seconds", "30", "--kill-s", "12"),
     )
     assert result.code == 0, result.err
-    rows = [json.loads(line) for line in result.lines]
-    assert sum(row["queries"] for row in rows) == 300
-    assert sum(row["serverless"] + row["gpu"] for row in rows) == 300
-    assert rows[0]["serverless"] > 0
-    assert sum(row["gpu"] for row in rows) > 0
+    steps = [json.loads(line) for line in result.lines]
+    assert sum(row["queries"] for row in steps) == sum(row["serverless"] + row["gpu"] for row in steps) == 300
+    assert steps[0]["serverless"] > 0
+    assert sum(row["gpu"] for row in steps) > 0
 
 
 HERE = Path(serfer.__file__).parent
@@ -169,17 +167,13 @@ def test_calls_are_those_of_a_query_and_what_they_leave_of_its_time_is_the_loops
     ]
     counts = counted("local", 4, 0.024, calls)
     assert (counts.calls["the event loop"], counts.calls["Python's library"]) == (2, 1)
-    rows = {row[0]: row[1:] for row in results([counts], "net").tables[0].body}
-    assert rows["the event loop"] == ("2", "50%")
-    assert rows["Python's library"] == ("1", "50%")
-    assert rows["all"] == ("3", "")
+    body = {row[0]: row[1:] for row in results([counts], "net").tables[0].body}
+    assert (body["the event loop"], body["Python's library"], body["all"]) == (("2", "50%"), ("1", "50%"), ("3", ""))
 
 
 @pytest.mark.slow
 def test_a_query_is_counted_with_both_kinds_of_workers():
-    done = CliRunner().invoke(app, ["bench", "service", "profile", "--size", "64", "--queries", "20", "--json"])
-    assert done.exit_code == 0, done.output
-    records = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    records = rows("bench", "service", "profile", "--size", 64, "--queries", 20)
     kinds = {record["workers"]: record for record in records if "workers" in record}
     assert set(kinds) == {"inprocess", "local"}
     for record in kinds.values():

@@ -5,10 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from serfer.cli.main import app
 from serfer.core.costs.aws import shipped_aws
+from serfer.core.errors import UsageError
 from serfer.core.plan import PackageLimit
 from serfer.splitter.planning.split_options import Budget
 from serfer.splitter.tiling.from_onnx import from_onnx
@@ -18,6 +17,7 @@ from serfer_bench.study.planner import breakeven
 from serfer_bench.study.planner import planner as versus
 from serfer_bench.study.planner.breakeven import Best
 from serfer_bench.study.planner.planner import FASTEST, Comparisons, Network, Point, Versus
+from tests.bench.running import run
 from tests.bench.slow import slow_profiles
 from tests.splitter.models import Net
 
@@ -111,5 +111,5 @@ def test_the_break_even_says_from_where_on_splitting_wins():
 
 @pytest.mark.parametrize("command", ["gillis", "breakeven"])
 def test_an_unknown_store_is_refused(command):
-    result = CliRunner().invoke(app, ["study", "planner", command, "--store", "tape"])
-    assert "redis or s3" in str(result.exception)
+    with pytest.raises(UsageError, match="redis or s3"):
+        run("study", "planner", command, "--store", "tape")

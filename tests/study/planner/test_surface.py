@@ -6,9 +6,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from serfer.cli.main import app
 from serfer.control.batching import Profile
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import InputError, UsageError
@@ -149,6 +147,4 @@ def test_the_command_answers_for_a_network_of_ones_own_and_draws_who_wins(tmp_pa
 
 def test_a_picture_of_an_unknown_format_is_refused_before_anything_is_planned(tmp_path):
     with pytest.raises(UsageError, match="should end in"):
-        CliRunner().invoke(
-            app, ["study", "planner", "surface", "--picture", str(tmp_path / "a.txt")], catch_exceptions=False
-        )
+        rows("study", "planner", "surface", "--picture", tmp_path / "a.txt")

@@ -1,6 +1,5 @@
 """`serfer study replay`: the busiest seconds of a load through functions and an instance that boots."""
 
-import json
 import os
 import signal
 import subprocess
@@ -9,12 +8,11 @@ import sys
 import onnx
 import psutil
 import pytest
-from typer.testing import CliRunner
 
 import serfer
-from serfer.cli.main import app
 from serfer.core.errors import PlanError
 from serfer_bench.study.sim import local_replay as load_replay
+from tests.bench.running import rows
 from tests.e2e.dense import dense_onnx
 from tests.e2e.small import small_onnx
 from tests.support.scenarios import scenario_text
@@ -35,10 +33,7 @@ def replayed(network, load, minutes, monkeypatch):
     monkeypatch.setattr(load_replay, "_STARTS", 1)
     monkeypatch.setattr(load_replay, "_TURNS", 2)
     monkeypatch.setattr(load_replay, "processors", lambda: 1)
-    result = CliRunner().invoke(app, ["study", "replay", str(network), *load, "--minutes", str(minutes), "--json"])
-    if result.exception:
-        raise result.exception
-    replay = json.loads(result.stdout)
+    [replay] = rows("study", "replay", network, *load, "--minutes", minutes)
     assert replay["seconds"] == 60 * minutes
     machine = replay["machine"]
     assert machine["cold_ms"] > machine["warm_ms"] > 0
@@ -100,6 +95,5 @@ def test_local_replay_refuses_a_plan_that_lacks_an_artefact(tmp_path, load):
     plan = tmp_path / "plan"
     serfer.whole_plan(str(path), out=plan)
     max(plan.glob("**/*.onnx"), key=lambda artefact: artefact.stat().st_size).unlink()
-    result = CliRunner().invoke(app, ["study", "replay", str(plan), *load])
-    assert isinstance(result.exception, PlanError)
-    assert result.stdout == ""
+    with pytest.raises(PlanError):
+        rows("study", "replay", plan, *load)

@@ -1,7 +1,6 @@
 """Forecasts of a load's peaks, forecasters by name, MArk's LSTM, and its settings in the paper's letters."""
 
 import io
-import json
 import re
 from dataclasses import fields
 from importlib.metadata import EntryPoint, EntryPoints
@@ -11,9 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from serfer.cli.main import app
 from serfer.control.policies import make_policy
 from serfer.core.errors import InputError, UsageError
 from serfer.cost.loads.trace import Trace
@@ -25,6 +22,7 @@ from serfer_bench.study.policies.mark.options import MarkOptions
 from serfer_bench.study.policies.mark.peaks import PeakSampler
 from serfer_bench.study.policies.mark.policy import Mark, MarkSpot
 from serfer_bench.study.policies.mark.seasonal import DAY, SeasonalSmoothing
+from tests.bench.running import rows
 from tests.control.worlds import scenario, seen
 
 
@@ -240,15 +238,12 @@ def test_the_command_trains_and_compares(tmp_path):
     pytest.importorskip("torch")
     load, file = tmp_path / "load.csv", tmp_path / "lstm.npz"
     load.write_text("minute,requests\n" + "".join(f"{n},{int(600 * rate)}\n" for n, rate in enumerate(wave(1400))))
-    arguments = ["study", "train-forecaster", str(load), "--out", str(file), "--epochs", "2", "--json"]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
+    [found] = rows("study", "train-forecaster", load, "--out", file, "--epochs", 2)
     assert (found["minutes"], found["judged"]) == (700, 700)
     assert found["errors"].keys() == {"seasonal", "lstm"}
     assert read_lstm(Path(found["file"])).horizon == 60
-    wrong = CliRunner().invoke(app, ["study", "train-forecaster", str(load), "--out", str(tmp_path / "lstm.pt")])
-    assert isinstance(wrong.exception, UsageError)
+    with pytest.raises(UsageError):
+        rows("study", "train-forecaster", load, "--out", tmp_path / "lstm.pt")
 
 
 def options_of(name):

@@ -109,9 +109,6 @@ def test_parts_without_a_result_are_named_and_the_others_go_on(tmp_path, monkeyp
     assert results["slow"].startswith("took more than 0.01 s")
     assert results["right"] == "done"
     assert (tmp_path / "right.txt").read_text().startswith("serfer ")
-
-
-def test_a_part_that_is_not_there_is_refused(tmp_path):
     assert isinstance(large_machine_of(tmp_path, "--part", "nothing").exception, UsageError)
 
 

@@ -113,17 +113,14 @@ def compared(peers, tmp_path):
     return comparison, comparison.rounds(2)
 
 
-def test_a_server_that_ends_is_left_out_with_what_it_said_and_the_others_go_on(tmp_path):
+def test_a_server_that_ends_is_left_out_with_what_it_said_and_one_whose_answer_is_wrong_fails(tmp_path):
     broken = stand_in("broken", "import sys; sys.exit('no such model here')")
     comparison, rounds = compared([broken, stand_in("sound", SERVER)], tmp_path)
     assert comparison.left_out == {"broken": "broken ended with 1: no such model here"}
     assert [(one.system, len(one.together_ms)) for one in rounds] == [("sound", 6), ("sound", 6)]
-    assert [*tmp_path.iterdir()] == []
-
-
-def test_a_wrong_answer_is_not_left_out_but_fails(tmp_path):
     with pytest.raises(WrongAnswerError, match="liar"):
         compared([stand_in("liar", SERVER, answer=RIGHT[::-1])], tmp_path)
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_a_peer_that_cannot_be_installed_stands_in_the_table_with_its_reason(tmp_path, monkeypatch):

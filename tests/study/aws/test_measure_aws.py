@@ -147,14 +147,10 @@ def test_a_bill_is_of_milliseconds_at_the_price_model():
 
 
 @pytest.mark.parametrize(("region", "reason"), [("ap-east-2", "ap-east-2 has no SnapStart"), ("us-east-1", "")])
-def test_a_region_without_snapstart_is_known_before_anything_is_deployed(tmp_path, region, reason):
+def test_steps_are_priced_and_a_region_without_snapstart_is_known_before_anything_is_deployed(tmp_path, region, reason):
     order = order_of(tmp_path)
     run = plan_measurement(replace(order, settings=replace(order.settings, region=region)), Settings(), Extent())
     assert run.snapstart == reason
-
-
-def test_each_step_is_priced_and_all_of_them_are_in_the_estimate(tmp_path):
-    run = plan_measurement(order_of(tmp_path), Settings(), Extent())
     usd = [run.step_usd(step) for step in steps(run.plan, run.extent)]
     assert all(each > 0 for each in usd)
     assert sum(usd) < run.estimated_usd < 1
@@ -180,12 +176,9 @@ def test_a_run_that_has_spent_its_dollars_returns_what_it_measured(tmp_path, mon
     ("out", "message"),
     [("/nowhere/aws.toml", "no directory /nowhere"), ("/aws.json", "name a file FILE.toml")],
 )
-def test_a_file_that_cannot_be_written_is_refused(out, message):
+def test_a_file_that_cannot_be_written_and_a_store_that_is_not_reached_from_here_are_refused(tmp_path, out, message):
     with pytest.raises(UsageError, match=message):
         check_out(Path(out))
-
-
-def test_a_store_that_is_not_reached_from_here_is_refused(tmp_path):
     with pytest.raises(UsageError, match="--store s3 or s3express, not valkey"):
         plan_measurement(order_of(tmp_path, store="valkey"), Settings(), Extent())
 

@@ -81,12 +81,9 @@ def test_queries_are_packed_onto_one_worker_while_it_answers_in_time_and_spread_
 WAYS = published_ways(load_settings().facts())
 
 
-def test_equation_2_over_table_2_gives_what_the_paper_prints():
+def test_equation_2_over_table_2_and_the_papers_gpu_give_what_it_prints():
     assert equation_2(TABLE_2) == pytest.approx(0.00014271638, rel=1e-6)
     assert WAYS[0].usd(QUERIES_AN_HOUR) == pytest.approx(3.829, abs=5e-4)
-
-
-def test_the_papers_gpu_and_started_hundreds_of_milliseconds_cost_what_its_figures_say():
     assert gpu_usd(QUERIES_AN_HOUR) == pytest.approx(24_000 / 130 / 3600 * 0.9)
     assert equation_2(TABLE_2, billed_in_100_ms=True) > equation_2(TABLE_2)
     assert Way("functions", "modelled", 2e-5, 1.0).moves_at(0.9) == 0

@@ -26,22 +26,22 @@ def trace(tmp_path):
     return path
 
 
-def test_a_pressed_day_has_its_range_and_about_the_queries_that_are_asked_for():
+def test_a_day_is_pressed_into_a_range_or_smoothed_and_about_its_queries_stay():
     rates = pressed(DAY, 50.0, 500.0, 20_000)
     assert (rates.min(), rates.max()) == (pytest.approx(50.0), pytest.approx(500.0))
     assert rates.sum() == pytest.approx(20_000, rel=0.02)
-
-
-def test_hours_means_keep_the_day_s_queries_and_take_its_jumps():
     jumping = DAY + 5.0 * (np.arange(1440) % 60 == 0)
     assert smoothed(jumping).sum() == pytest.approx(jumping.sum(), rel=0.02)
     assert np.abs(np.diff(smoothed(jumping))).max() < 0.2
 
 
-def test_a_day_that_a_trace_does_not_have_is_refused_by_its_number(trace):
+def test_a_day_is_read_from_a_trace_by_its_number_or_generated_from_the_seed(trace):
     assert len(read_day(str(trace), 1, 0, print)) == 1440
     with pytest.raises(UsageError, match="has no whole day 2"):
         read_day(str(trace), 2, 0, print)
+    days = [read_day(GENERATED, 1, seed, print) for seed in (0, 0, 1)]
+    assert np.array_equal(days[0], days[1])
+    assert not np.array_equal(days[0], days[2])
 
 
 def test_variants_that_scale_answer_as_much_as_each_baseline_and_cost_less():
@@ -49,12 +49,6 @@ def test_variants_that_scale_answer_as_much_as_each_baseline_and_cost_less():
     ours = rows[figure5.INFAAS]
     assert all(rows[name].qps < 1.001 * ours.qps for name in (figure5.CLIPPER, figure5.SM))
     assert all(rows[name].usd_ratio > 1.2 for name in (figure5.CLIPPER, figure5.SM))
-
-
-def test_without_a_trace_a_day_is_generated_from_the_seed():
-    days = [read_day(GENERATED, 1, seed, print) for seed in (0, 0, 1)]
-    assert np.array_equal(days[0], days[1])
-    assert not np.array_equal(days[0], days[2])
 
 
 def test_the_command_shows_all_systems_and_networks_under_both_forms_of_the_day_by_seed(trace, monkeypatch):

@@ -15,12 +15,9 @@ from tests.study.planner.networks import QUICK, ROWS, TABLE, check, named, of_sh
 AT_LEAST = 45
 
 
-def test_the_rows_are_of_networks_that_are_tried_and_most_are_tiled_up_to_their_global_pooling():
+def test_the_rows_are_of_networks_that_are_tried_of_which_seventeen_are_split_in_ci_and_three_hundred_every_week():
     assert [network for network in NETWORKS if network in ROWS] == [*ROWS], "in order, and each once"
     assert sum(cells[3] == "tiled" for cells in ROWS.values()) >= AT_LEAST
-
-
-def test_seventeen_networks_are_split_in_ci_and_three_hundred_every_week():
     assert len(quick()) == len(QUICK) == 17
     weekly = [network for number in range(3) for network in of_shard(number)]
     assert len({*weekly, *quick()}) == len(NETWORKS) >= 300

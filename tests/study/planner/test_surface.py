@@ -143,8 +143,5 @@ def test_the_command_answers_for_a_network_of_ones_own_and_draws_who_wins(tmp_pa
     assert [(line["burst"], line["winner"]) for line in lines] == [(1, ONE_FUNCTION), (50, ONE_FUNCTION)]
     assert {ONE_FUNCTION, SNAPSTART, INSTANCE} <= lines[0]["ways"].keys()
     assert (tmp_path / "who.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_picture_of_an_unknown_format_is_refused_before_anything_is_planned(tmp_path):
     with pytest.raises(UsageError, match="should end in"):
         rows("study", "planner", "surface", "--picture", tmp_path / "a.txt")

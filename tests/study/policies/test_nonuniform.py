@@ -13,8 +13,6 @@ from serfer.control.dispatch import OWN, assign, window_s
 from serfer.control.policies import make_policy
 from serfer.control.policy import InstanceGroup, InstanceState
 from serfer.control.scenario import InstanceType, LambdaTarget, Market, Scenario
-from serfer.core.errors import UsageError
-from serfer_bench.study.policies.infless.policies import refuse_cluster_policy
 from serfer_bench.study.policies.nonuniform.policy import NonUniform, mix
 from serfer_bench.study.policies.nonuniform.rate_dispatcher import RateDispatcher, shares
 from serfer_bench.study.policies.nonuniform.sizes import size_of, sizes_of
@@ -88,12 +86,9 @@ def test_as_many_instances_as_can_have_the_wanted_sizes_and_as_few_as_can_change
         assert not Counter(after) - Counter(wanted)
     else:
         assert not Counter(wanted) - Counter(after)
+    assert assign([0, 0], [1, 4, 16]) == [16, 4]  # without the smallest
     changed = sum(one != other for one, other in zip(present, after, strict=True))
     assert changed <= len(present) - (Counter(present) & Counter(wanted)).total()
-
-
-def test_what_there_is_too_little_of_goes_without_the_smallest():
-    assert assign([0, 0], [1, 4, 16]) == [16, 4]
 
 
 WORLD = Scenario(SLO_MS, LambdaTarget(1e-5, 60.0, 600.0, 1000, 1.0, 600.0), (GPU,))
@@ -237,8 +232,3 @@ def test_instances_that_are_on_are_gone_on_with_and_routers_know_the_dispatcher(
     assert policy.observe(seen(1.0, 2.5 * UP)).total == 3
     assert callable(make_policy("nonuniform", PRICED).dispatcher)
     assert not hasattr(make_policy("break-even", PRICED), "dispatcher")
-
-
-def test_the_name_of_a_cluster_s_policy_is_refused_with_the_one_that_instances_have():
-    with pytest.raises(UsageError, match=r"policy infless needs a cluster's scenario .* are the policy nonuniform"):
-        refuse_cluster_policy("infless")

@@ -27,10 +27,13 @@ from tests.study.sim.cluster.worlds import TOML
 half = st.floats(0.001, 0.5)  # of the SLO, or less
 
 
-def test_the_example_of_section_3_2():
+def test_the_example_of_section_3_2_and_a_batch_of_one_which_has_the_whole_slo_and_no_lower_bound():
     assert whole_batches(0.050, 0.200, 4) == RateRange(28.0, 80.0)
     exact = exact_range(0.050, 0.200, 4)
     assert (exact.low, exact.up) == (pytest.approx(4 / 0.15), pytest.approx(80.0))
+    assert keeps_slo(0.19, 0.2, 1)
+    assert not keeps_slo(0.11, 0.2, 2)
+    assert exact_range(0.19, 0.2, 1).low == 0
 
 
 def test_printed_rates_are_rounded_where_exact_ones_are_not():
@@ -55,12 +58,6 @@ def test_between_the_bounds_waiting_and_execution_keep_the_slo_wherever_a_batch_
     rate = exact.low + at * (exact.up - exact.low)
     assert batch / rate + exec_s <= slo_s * (1 + 1e-9)  # constraint (3)
     assert exec_s <= batch / rate * (1 + 1e-9)  # constraint (4)
-
-
-def test_a_batch_of_one_has_the_whole_slo_and_no_lower_bound():
-    assert keeps_slo(0.19, 0.2, 1)
-    assert not keeps_slo(0.11, 0.2, 2)
-    assert exact_range(0.19, 0.2, 1).low == 0
 
 
 @pytest.mark.parametrize("exec_s", [0.0, 0.2, 0.3])

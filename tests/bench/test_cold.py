@@ -19,7 +19,6 @@ from serfer_bench.cold.probe import MARK, Parts
 from serfer_bench.cold.query import OVERLAPPED, _step_parts
 from serfer_bench.core.quantiles import quantile_interval
 from tests.bench.running import run
-from tests.e2e.conftest import single as single  # noqa: PLC0414 - a fixture
 from tests.e2e.small import slow_starts, small_onnx
 
 

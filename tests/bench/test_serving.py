@@ -13,7 +13,7 @@ from serfer_bench.serving.flood import Flood
 from serfer_bench.serving.profile import counted, part_of, results
 from serfer_bench.serving.route import Experiment, _steps, outcome
 from tests.bench.running import rows
-from tests.e2e.conftest import cache, plan, serfer_, start  # noqa: F401 - fixtures
+from tests.e2e.conftest import serfer_, start  # noqa: F401 - fixtures
 from tests.e2e.test_routing import scenario  # noqa: F401 - same
 
 PATIENCE = 30.0

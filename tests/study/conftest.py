@@ -2,10 +2,10 @@
 
 import pytest
 
-from tests.bench.conftest import directory, lean, settings
+from tests.bench.conftest import cache, directory, lean, settings
 from tests.study.sim.worlds import TOML
 
-__all__ = ["directory", "lean", "settings"]
+__all__ = ["cache", "directory", "lean", "settings"]
 
 
 @pytest.fixture

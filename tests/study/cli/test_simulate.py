@@ -15,7 +15,6 @@ from serfer_bench.study.policy_experiments.policies import Options, cases, resul
 from serfer_bench.study.sim.calibration import write_calibration
 from serfer_bench.study.sim.simulate import RunOptions, prepare, run_policies
 from tests.bench.running import rows, run
-from tests.e2e.small import split_small
 from tests.study.sim.worlds import TOML, calibration
 
 FIELDS = {
@@ -25,11 +24,6 @@ FIELDS = {
 }
 WINDOW = ("--window-s", "120")  # an hour takes long enough to be noticed
 LOAD = "diurnal:mean=20,hours=6,peak_hour=3"
-
-
-@pytest.fixture(scope="module")
-def plan(tmp_path_factory):
-    return split_small(tmp_path_factory.mktemp("plan"), grids=[(1, 2), (1, 1)])
 
 
 def called(*arguments):
@@ -113,24 +107,24 @@ def test_seeds_of_a_generator_and_of_the_arrivals_in_a_file(scenario, tmp_path):
     assert recorded["serverless"]["p99_ms"]["min"] < recorded["serverless"]["p99_ms"]["max"]
 
 
-def query_usd(plan, *options):
-    return rows("cost", plan, *options)[0]["query"]["cost_usd"]
+def query_usd(lean, *options):
+    return rows("cost", lean, *options)[0]["query"]["cost_usd"]
 
 
-def test_a_plan_brings_its_price_and_the_result_says_whose_dollars_they_are(scenario, plan):
+def test_a_plan_brings_its_price_and_the_result_says_whose_dollars_they_are(scenario, lean):
     """The scenario's price may be of another network: dollars were five times off."""
-    arguments = ("poisson:rate=5,hours=0.1", "--scenario", scenario, "--policy", "serverless", "--plan", plan)
-    [row], usd = outcomes(*arguments), query_usd(plan)
+    arguments = ("poisson:rate=5,hours=0.1", "--scenario", scenario, "--policy", "serverless", "--plan", lean)
+    [row], usd = outcomes(*arguments), query_usd(lean)
     assert row["cost_usd"] == pytest.approx(row["queries"] * usd, rel=0.02)
     assert f"the plan's (for a million queries ${usd * 1e6:.2f}; the scenario's" in called(*arguments)
 
 
-def test_memories_of_a_plan_are_compared_at_the_cost_models_prices(scenario, plan):
-    arguments = ("poisson:rate=5,hours=0.1", "--scenario", scenario, "--policy", "serverless", "--plan", plan)
+def test_memories_of_a_plan_are_compared_at_the_cost_models_prices(scenario, lean):
+    arguments = ("poisson:rate=5,hours=0.1", "--scenario", scenario, "--policy", "serverless", "--plan", lean)
     found = {one["memory_mb"]: one for one in outcomes(*arguments, "--memory", 512, "--memory", 2048)}
     assert found.keys() == {512, 2048}
     for memory_mb, one in found.items():
-        usd = query_usd(plan, "--memory", memory_mb)
+        usd = query_usd(lean, "--memory", memory_mb)
         assert one["cost_usd"]["mean"] == pytest.approx(usd * one["queries"]["mean"])
         assert one["ratio"] is None  # the optimum is at the scenario's price
     with pytest.raises(UsageError, match="give --plan"):
@@ -230,16 +224,16 @@ def test_a_load_that_does_not_begin_at_zero_is_plotted(scenario, tmp_path):
     assert "optimum" in (tmp_path / "out.svg").read_text()
 
 
-def test_tasks_of_a_plan_and_of_a_calibration(scenario, plan, tmp_path):
+def test_tasks_of_a_plan_and_of_a_calibration(scenario, lean, tmp_path):
     write_calibration(calibration(), tmp_path / "c.json")
     arguments = ("poisson:rate=5,hours=0.05", "--scenario", scenario, "--policy", "serverless")
-    for source in (("--plan", plan), ("--calibration", tmp_path / "c.json")):
+    for source in (("--plan", lean), ("--calibration", tmp_path / "c.json")):
         tasks, drawn = (outcomes(*arguments, *source, "--level", level)[0] for level in ("tasks", "queries"))
         assert tasks["latency_ms"]["p50"] == pytest.approx(drawn["latency_ms"]["p50"], rel=0.1)
 
 
-def test_a_plan_is_calibrated_on_this_machine(scenario, plan, tmp_path):
-    made = json.loads(called("--calibrate", plan, "--out", tmp_path / "c.json", "--queries", 20, "--json"))
+def test_a_plan_is_calibrated_on_this_machine(scenario, lean, tmp_path):
+    made = json.loads(called("--calibrate", lean, "--out", tmp_path / "c.json", "--queries", 20, "--json"))
     assert (made["queries"], made["out"]) == (20, str(tmp_path / "c.json"))
     assert made["cold_ms"] > 0
     load = ("poisson:rate=5,hours=0.1", "--scenario", scenario, "--policy", "serverless")

@@ -9,7 +9,6 @@ from typer.testing import CliRunner
 from serfer.cli.main import app
 from serfer.core.costs.operator_costs import shipped_profiles
 from serfer.core.errors import UnavailableError
-from serfer.cost.loads.steps import silent
 from serfer.splitter.network.source import load
 from serfer.splitter.network.zoo import find
 from serfer.splitter.plan_dir.emit import in_one_piece
@@ -18,7 +17,7 @@ from serfer_bench.study.papers.infless import figure8
 from serfer_bench.study.papers.infless.capacity import SYSTEMS, highest, placed
 from serfer_bench.study.papers.infless.figure8 import BatchPrediction, mean_error, measure_whole, whole_results
 from serfer_bench.study.papers.infless.figure16 import charts, notes, run
-from serfer_bench.study.papers.infless.loads import COMPARED, under_loads
+from serfer_bench.study.papers.infless.loads import COMPARED
 from serfer_bench.study.papers.infless.paper import AUTHORS, BY_FLOPS, OPERATORS, OSVT, World
 from serfer_bench.study.papers.infless.throughput import functions_of
 from serfer_bench.study.policies.infless.measured import measured_profile
@@ -55,14 +54,6 @@ def test_keep_alive_and_windows_are_what_a_system_s_name_says():
     assert (facts["infless"].windows, facts["infless, 300 s"].windows) == ("lsth", "")
     assert facts["batch, LSTH"].keep_alive_s == facts["infless"].reserve_s  # what windows do not shorten
     assert (facts["infless, 300 s"].reserve_s, facts["infless, 60 s"].reserve_s) == (300.0, 60.0)
-
-
-def test_loads_have_rows_for_each_figure():
-    rows = [*under_loads(0, silent, 0.1)]
-    assert {one.figure for one in rows} == {"12a", "15a", "T4", "-"}
-    assert {one.setting for one in rows} == {"sporadic", "periodic", "bursty", OSVT}
-    assert {one.system for one in rows} == {*COMPARED}
-    assert all(one.value >= 0 for one in rows)
 
 
 def test_operator_profiles_are_those_that_the_shipped_ones_give_for_networks_of_the_zoo():

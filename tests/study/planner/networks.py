@@ -43,5 +43,16 @@ def check(network):
         assert _without_seconds(row.cells) == _without_seconds(ROWS[network])
 
 
+def weekly_test(number):
+    """Return the test of the networks of a shard."""
+
+    @pytest.mark.weekly
+    @pytest.mark.parametrize("network", of_shard(number), ids=named)
+    def test(network):
+        check(network)
+
+    return test
+
+
 def _without_seconds(cells):
     return cells[:SECONDS] + cells[SECONDS + 1 :]

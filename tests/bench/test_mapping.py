@@ -47,19 +47,8 @@ def test_results_are_compared_by_value_class_and_georeference(tmp_path):
 @pytest.mark.killed
 @pytest.mark.weekly
 def test_a_small_image_is_mapped_killed_and_compared(tmp_path):
-    lines = []
-    measured = measure(
-        (608, 800),
-        [64, 80],
-        tmp_path,
-        width=4,
-        scores=True,
-        whole=True,
-        kills=1,
-        rounds=1,
-        sample=4,
-        progress=lines.append,
-    )
+    options = {"width": 4, "scores": True, "whole": True, "kills": 1, "rounds": 1, "sample": 4}
+    measured = measure((608, 800), [64, 80], tmp_path, progress=lambda _: None, **options)
     assert [each.window for each in measured.maps] == [64, 80]
     assert all(each.driver_bytes > each.overlap > 0 for each in measured.maps)
     assert all(each.processor_ratio > 1 for each in measured.maps), "the map computes what is timed alone, and more"
@@ -67,8 +56,7 @@ def test_a_small_image_is_mapped_killed_and_compared(tmp_path):
     assert measured.windows_differ.clear == measured.whole_differs.clear == 0
     assert measured.kills.same_bytes
     assert measured.kills.resumed == measured.kills.kept[-1] > 0
-    text = results(measured).text()
-    assert "the same bytes" in text
+    assert "the same bytes" in results(measured).text()
 
 
 SIZE = (640, 480)

@@ -65,12 +65,7 @@ def run(bench, folder, *loads):
 
 
 @POLICIES
-def test_loads_that_are_not_in_the_folder_are_skipped_by_name_and_unknown_ones_an_error(tmp_path, bench):
-    (tmp_path / "twitter_2021-08_per_minute.csv").touch()
-    done = run(bench, tmp_path, "nasa")
-    assert (done.exit_code, done.stdout) == (0, "")
-    assert done.stderr.startswith("skipped: nasa_http_1995_per_minute: not here; get them with")
-    assert done.stderr.endswith(f"--out {tmp_path}\n")
+def test_loads_of_a_folder_that_is_not_there_are_skipped_and_unknown_ones_an_error(tmp_path, bench):
     done = run(bench, tmp_path / "traces", "twitter", "nasa")  # a page's command has it, a clean checkout has not
     assert done.exit_code == 0
     assert f": there is no folder {tmp_path / 'traces'}; get them with" in done.stderr

@@ -217,17 +217,6 @@ def test_spot_instances_are_given_two_minutes_notice():
     assert result.fleet.stopped_s[result.fleet.lost].tolist() == [1000.0] * 2
 
 
-def test_mark_spot_plans_several_types_and_serves_the_load_through_losses():
-    load = trace([7200], [700.0])
-    result = run_rates(load, TYPES, make_policy("mark-spot", TYPES), losses=SpotLosses(1.0, 0))
-    bought = {(one.kind.name, one.market) for one in result.fleet.purchases}
-    assert {("g5.xlarge", Market.SPOT), ("g4dn.xlarge", Market.SPOT)} <= bought
-    assert result.fleet.lost.sum() >= 3
-    on_demand = run_rates(load, TYPES, make_policy("mark", TYPES))
-    assert result.cost_usd < 0.7 * on_demand.cost_usd
-    assert result.on_instances > 0.9 * load.queries
-
-
 @given(LOADS)
 @settings(max_examples=50, deadline=None)
 def test_policy_run_of_serfer_cost_spends_what_is_simulated_here(rows):

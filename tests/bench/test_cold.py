@@ -17,7 +17,6 @@ from serfer_bench.cold.command import MeasuredStart, PartTime, measure, predict,
 from serfer_bench.cold.functions import Bench, ProbedService, ProbeLine
 from serfer_bench.cold.probe import MARK, Parts
 from serfer_bench.cold.query import OVERLAPPED, _step_parts
-from serfer_bench.core.quantiles import quantile_interval
 from tests.bench.running import run
 from tests.e2e.small import slow_starts, small_onnx
 
@@ -119,14 +118,6 @@ def test_a_plan_to_compare_with_is_of_the_same_network(two_plans, lean):
         pairs.other_plan(two_plans, plan, lean)
     with pytest.raises(UsageError, match="--set cold_plan=always"):
         pairs.other_plan(lean, load_plan(lean), None)
-
-
-def test_the_interval_of_a_median_lies_between_two_values():
-    """By tables of order statistics: the 6th and the 15th of 20, and all of 5."""
-    assert quantile_interval(range(20, 0, -1)) == (6, 15)
-    assert quantile_interval(range(10)) == (1, 8)
-    assert quantile_interval([3, 1, 2, 5, 4]) == (1, 5)
-    assert quantile_interval([7.0]) == (7.0, 7.0)
 
 
 def test_only_lines_of_the_probe_are_taken():

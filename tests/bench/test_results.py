@@ -5,7 +5,6 @@ import io
 import json
 import math
 import re
-from concurrent.futures import Future
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -23,9 +22,9 @@ from serfer_bench.core.workload import Sent
 from serfer_bench.load.burst import Uniform
 from serfer_bench.load.compare import compare, difference, warnings
 from serfer_bench.load.compare import results as compared
-from serfer_bench.load.queries import Example
 from serfer_bench.load.results import FORMAT, Log, Result, Work, make_round, queries_csv, read_result, write_result
 from serfer_bench.load.rounds import HEAD, Plan, measure_rounds, remarks, rows, summaries
+from tests.bench.test_workload import EXAMPLE, RIGHT, answered
 
 HELD = Held(100 << 20, 200 << 20, 3, 11)
 
@@ -128,25 +127,16 @@ def test_the_summary_names_systems_failures_and_machine_and_the_picture_has_a_li
     assert len({line.get_color() for line in shares.lines}) == len(shares.lines) == 2
 
 
-RIGHT = np.array([[1.0, 2.0, 4.0]], dtype=np.float32)
-EXAMPLE = Example(np.zeros((1, 2, 2, 3), dtype=np.uint8), RIGHT)
-
-
 class Fake(System):
     """Answers at once, and records its turn."""
 
     def __init__(self, name, turns, logits=RIGHT):
-        self.name = name
-        self._turns = turns
-        self._logits = logits
-        self._puts = 0
+        self.name, self._turns, self._logits, self._puts = name, turns, logits, 0
 
     def submit(self, _pixels):
         self._turns.append(self.name)
         self._puts += 1
-        future = Future()
-        future.set_result(self._logits)
-        return future
+        return answered(self._logits)
 
     def counts(self):
         return StoreCounts(bytes_put=10 * self._puts, bytes_get=5 * self._puts, exists=self._puts)

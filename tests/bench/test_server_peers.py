@@ -150,11 +150,10 @@ def test_systems_are_told_beside_bare_uvicorn_by_the_ratios_of_rounds():
 
 
 @given(st.integers(1, 3000), st.sampled_from([0.5, 0.9, 0.99]))
-def test_the_interval_of_a_quantile_has_it_with_the_probability_that_it_says(count, share):
-    low, high = quantile_interval(range(count), share)
-    below, above = binom.cdf(low, count, share), binom.sf(high, count, share)
-    assert low == 0 or below <= 0.025
-    assert high == count - 1 or above <= 0.025
+def test_the_interval_of_a_quantile_is_the_shortest_that_has_it_with_the_probability_that_it_says(count, share):
+    low, high = quantile_interval(range(count, 0, -1), share)  # values from 1 on are their places
+    assert low == 1 or binom.cdf(low - 1, count, share) <= 0.025 < binom.cdf(low, count, share)
+    assert high == count or binom.sf(high - 1, count, share) <= 0.025 < binom.sf(high - 2, count, share)
 
 
 def test_a_file_that_is_not_such_a_network_is_refused_with_what_it_has(tmp_path):

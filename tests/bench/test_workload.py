@@ -23,9 +23,7 @@ class Time:
     """A clock that moves when it is slept by, and `tick` with every look at it."""
 
     def __init__(self, tick=0.0):
-        self.now = 100.0
-        self.slept = []
-        self._tick = tick
+        self.now, self.slept, self._tick = 100.0, [], tick
 
     def clock(self):
         return Clock(self._look, self._sleep)

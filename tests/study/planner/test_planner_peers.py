@@ -32,9 +32,6 @@ class Latency:
         return 1.0
 comm_latency = Latency()
 predictor = SimpleNamespace(_stage_latency=None, _stage_cost=None)
-class Named:
-    def __init__(self, *names):
-        self.names = names
 class LayerInfoGraph:
     def __init__(self, model):
         self.model = model

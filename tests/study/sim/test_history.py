@@ -1,6 +1,7 @@
 """Histories that policies begin with, and calibrations: measured, written, read back, refused."""
 
 import json
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -21,30 +22,17 @@ from tests.study.sim.worlds import calibration
 WORLD = scenario(5.0, boot_s=40.0)
 
 
-class Seen:
-    """A policy that remembers what it saw."""
-
-    name = "seen"
-
-    def __init__(self):
-        self.inner = make_policy("instances", WORLD)
-        self.all = []
-
-    def observe(self, seen):
-        self.all.append(seen)
-        return self.inner.observe(seen)
-
-
 def bursts(count, begin_s=0.0):
     return Trace("bursts", np.array([300.0, 120.0] * count), np.array([0.0, 1.5 * QPS] * count), begin_s)
 
 
 def test_a_history_ends_when_the_load_begins():
-    policy = Seen()
+    policy = Mock(wraps=make_policy("instances", WORLD))
     see_history(policy, WORLD, place_before(bursts(1, 50.0), bursts(2)), period_s=10.0)
-    assert [policy.all[0].now_s, policy.all[-1].now_s] == [-830.0, 0.0]
-    assert sum(seen.elapsed_s * seen.rate for seen in policy.all) == pytest.approx(bursts(2).queries)
-    assert sum(group.count for group in policy.all[-1].fleet) == 2
+    observed = [call.args[0] for call in policy.observe.call_args_list]
+    assert [observed[0].now_s, observed[-1].now_s] == [-830.0, 0.0]
+    assert sum(seen.elapsed_s * seen.rate for seen in observed) == pytest.approx(bursts(2).queries)
+    assert sum(group.count for group in observed[-1].fleet) == 2
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from serfer.control.dispatch import window_s
 from serfer.control.policies import make_policy
-from serfer.control.policy import InstanceCount, ProvisioningPlan
+from serfer.control.policy import InstanceCount
 from serfer.control.router import Router
 from serfer.control.scenario import Market, parse_scenario
 from serfer.core.costs.aws import shipped_aws
@@ -29,6 +29,7 @@ from tests.control.worlds import TWO_TYPES
 from tests.study.policies.test_nonuniform import WORLD as SIZED
 from tests.study.policies.test_nonuniform import Place
 from tests.study.sim.test_queries import FIXED
+from tests.study.sim.worlds import Bought
 
 WORLD = parse_scenario(tomllib.loads(TWO_TYPES))
 
@@ -96,24 +97,15 @@ def test_known_hedging_is_what_drivers_arrive_at_and_a_task_in_time_needs_no_tim
 GPU = SIZED.instance
 
 
-class Sized:
+class Sized(Bought):
     """A policy that wants instances with these batch sizes, and dispatches by their rates."""
 
-    name = "sized"
-
     def __init__(self, *batches):
-        counts = Counter(batches)
-        self._wanted = tuple(InstanceCount("gpu", Market.ON_DEMAND, counts[batch], batch) for batch in counts)
+        counts = Counter(batches).items()
+        super().__init__(*(InstanceCount("gpu", Market.ON_DEMAND, count, batch) for batch, count in counts))
 
     def dispatcher(self):
         return RateDispatcher(SIZED)
-
-    def observe(self, seen):
-        del seen
-        return ProvisioningPlan(self._wanted, "as the test says")
-
-    def resume(self, fleet):
-        pass
 
 
 def simulated(rate, *batches, seconds=120):

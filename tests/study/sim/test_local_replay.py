@@ -28,6 +28,11 @@ def load(tmp_path):
     return ["--log", str(tmp_path / "load.csv"), "--scenario", str(tmp_path / "scenario.toml")]
 
 
+def saved(model, folder):
+    onnx.save(model, folder / "net.onnx")
+    return folder / "net.onnx"
+
+
 def replayed(network, load, minutes, monkeypatch):
     """Return what is replayed on a machine that is said to have one processor, so that less of it is measured."""
     monkeypatch.setattr(load_replay, "_STARTS", 1)
@@ -48,9 +53,7 @@ def replayed(network, load, minutes, monkeypatch):
 
 
 def test_a_replay_shows_what_was_simulated_beside_what_was_measured(tmp_path, load, monkeypatch):
-    path = tmp_path / "dense.onnx"
-    onnx.save(dense_onnx(["scores"]), path)
-    replay = replayed(path, load, 0.05, monkeypatch)
+    replay = replayed(saved(dense_onnx(["scores"]), tmp_path), load, 0.05, monkeypatch)
     assert replay["begin_s"] == 5.0
     assert replay["queries"] == pytest.approx(24 / replay["thinned"], abs=1)
     assert [way["name"] for way in replay["ways"]] == ["one function"]
@@ -61,9 +64,7 @@ def test_a_replay_shows_what_was_simulated_beside_what_was_measured(tmp_path, lo
 
 @pytest.mark.slow
 def test_an_instance_boots_and_takes_its_part_of_a_replay(tmp_path, load, monkeypatch):
-    path = tmp_path / "small.onnx"
-    onnx.save(small_onnx(), path)
-    replay = replayed(path, load, 0.5, monkeypatch)
+    replay = replayed(saved(small_onnx(), tmp_path), load, 0.5, monkeypatch)
     assert replay["begin_s"] == 60.0
     assert [way["name"] for way in replay["ways"]] == ["one function", "SerFer: one function, own"]
     assert replay["machine"]["instance_boot_s"] > 0
@@ -74,9 +75,8 @@ def test_an_instance_boots_and_takes_its_part_of_a_replay(tmp_path, load, monkey
 
 @pytest.mark.killed
 def test_an_interrupted_replay_leaves_nothing_running(tmp_path, load):
-    path = tmp_path / "small.onnx"
-    onnx.save(small_onnx(), path)
-    command = [sys.executable, "-m", "serfer", "study", "replay", str(path), *load, "--minutes", "0.05"]
+    network = str(saved(small_onnx(), tmp_path))
+    command = [sys.executable, "-m", "serfer", "study", "replay", network, *load, "--minutes", "0.05"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(os.environ)) as process:
         children = []
         while not children and process.poll() is None:
@@ -90,10 +90,8 @@ def test_an_interrupted_replay_leaves_nothing_running(tmp_path, load):
 
 
 def test_local_replay_refuses_a_plan_that_lacks_an_artefact(tmp_path, load):
-    path = tmp_path / "small.onnx"
-    onnx.save(small_onnx(), path)
     plan = tmp_path / "plan"
-    serfer.whole_plan(str(path), out=plan)
+    serfer.whole_plan(str(saved(small_onnx(), tmp_path)), out=plan)
     max(plan.glob("**/*.onnx"), key=lambda artefact: artefact.stat().st_size).unlink()
     with pytest.raises(PlanError):
         rows("study", "replay", plan, *load)

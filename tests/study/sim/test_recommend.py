@@ -15,6 +15,7 @@ from serfer_bench.study.sim.policy_suite import LOADS, PRICES, PUBLISHED, Suite,
 from serfer_bench.study.sim.recommend import Comparison, Evaluation, LambdaChoice, Spread, evaluate, recommend
 from serfer_bench.study.sim.simulate import LoadSpec, RunOptions
 from tests.bench.running import rows
+from tests.control.test_plugged_in import made as made  # noqa: PLC0414 - a fixture
 from tests.control.worlds import CREDITS
 from tests.study.sim.worlds import scenario
 
@@ -126,28 +127,11 @@ def test_processes_find_what_one_finds(monkeypatch):
 
 
 HOUR = "mmpp:hours=1,row_s=60,low_s=300,high_s=300"
-OWN = """
-from serfer.control.policy import on_demand
-
-class Two:
-    name = "two"
-
-    def __init__(self, scenario):
-        self.kind = scenario.instance
-
-    def observe(self, seen):
-        return on_demand(self.kind, 2, "always two")
-
-    def resume(self, fleet):
-        pass
-"""
 
 
 @pytest.fixture
-def own(tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text(OWN)
-    monkeypatch.chdir(tmp_path)
-    return "mine.py:Two"
+def own(made):
+    return made("on_demand(self.kind, 2, 'always two')")
 
 
 def study(*options, load=HOUR):

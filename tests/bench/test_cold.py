@@ -2,6 +2,7 @@
 
 import types
 from dataclasses import replace
+from unittest.mock import Mock
 
 import onnx
 import pytest
@@ -85,16 +86,13 @@ def two_plans(tmp_path_factory):
 
 @pytest.mark.slow
 def test_first_answers_of_both_plans_are_measured_in_alternated_pairs(two_plans, settings, monkeypatch):
-    order = []
-    measured = pairs.measure_first_answer
-    monkeypatch.setattr(
-        pairs, "measure_first_answer", lambda bench: order.append(bench.directory.name) or measured(bench)
-    )
+    measured = Mock(wraps=pairs.measure_first_answer)
+    monkeypatch.setattr(pairs, "measure_first_answer", measured)
     with RedisServer() as server, open_store(server.url) as store:
         whole = Bench(load_plan(two_plans), two_plans, store, server.url, settings, page_cache.FILES)
         other, place = pairs.other_plan(two_plans, whole.plan, None)
         result = pairs.measure_pairs(whole, replace(whole, plan=other, directory=place), 2)
-    assert order == ["plan", "cold", "cold", "plan"]
+    assert [call.args[0].directory.name for call in measured.call_args_list] == ["plan", "cold", "cold", "plan"]
     assert [row.plan for row in result.rows] == [whole.plan.digest, other.digest]
     assert result.whole.earlier is None
     assert result.split.earlier.least <= result.split.earlier.times <= result.split.earlier.greatest

@@ -4,6 +4,7 @@ import asyncio
 import socket
 from contextlib import contextmanager
 from statistics import median
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -28,18 +29,6 @@ CRASH = Failure(FailureKind.FAILED_IN_CODE, "Runtime.ExitError", "exit status 1"
 THROTTLED = Failure(FailureKind.THROTTLED, "TooManyRequestsException", "Rate Exceeded.")
 
 
-class Store(MemoryStore):
-    """A store that knows which keys were put."""
-
-    def __init__(self):
-        super().__init__()
-        self.keys = []
-
-    def put(self, key, value, ttl):
-        self.keys.append(key)
-        super().put(key, value, ttl)
-
-
 class Function:
     """A function whose environments start when it was changed; `fails` gives an invocation's failure by its number."""
 
@@ -54,8 +43,7 @@ class Function:
         self.memory, self._warm = memory_mb, 0
         self.changes.append(memory_mb)
 
-    def renew(self, memory_mb):
-        self.set_memory(memory_mb)
+    renew = set_memory
 
     def pad(self, size):
         self.changes.append(f"{size} bytes")
@@ -83,13 +71,13 @@ def listening():
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
-def probed(function, allow=lambda _step: None, spend=lambda *_: None, extent=EXTENT):
-    store = Store()
+def probed(function, allow=lambda _step: None, spend=lambda *_: None):
+    store = Mock(wraps=MemoryStore())
     with listening() as endpoint:
         try:
-            return asyncio.run(Probe(PLAN, function, store, function, endpoint, allow, spend, extent).run())
+            return asyncio.run(Probe(PLAN, function, store, function, endpoint, allow, spend, EXTENT).run())
         finally:
-            assert not any(store.exists(store.keys))
+            assert not any(store.exists([call.args[0] for call in store.put.call_args_list]))
 
 
 def test_the_largest_group_is_started_in_rounds_each_of_new_environments():

@@ -1,10 +1,18 @@
+import json
+
 import httpx
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import serfer
 from serfer.api.app import make_app
 from serfer.api.decoding.fork_server import ForkServer
+from serfer.api.observability.metrics import Metrics
+from serfer.api.observability.telemetry import Telemetry, Tracing
 from serfer.settings import Settings
+from tests.api.logged import logged
 from tests.e2e.small import split_small
 from tests.support.served import PATIENCE, Observed, running, served, service_of
 
@@ -42,8 +50,39 @@ def service(small_plan, observed, forks):
 
 
 @pytest.fixture
-def app(service, settings):
-    return make_app(service, settings)
+def app(service, settings, observed):
+    return make_app(service, settings, telemetry=observed if isinstance(observed, Telemetry) else None)
+
+
+@pytest.fixture
+def metrics():
+    return Metrics({"small": "digest"})
+
+
+@pytest.fixture
+def stream():
+    """What is logged, as text."""
+    with logged() as stream:
+        yield stream
+
+
+@pytest.fixture
+def lines(stream):
+    """Return what returns the fields of each line that was logged."""
+    return lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+@pytest.fixture
+def exporter():
+    return InMemorySpanExporter()
+
+
+@pytest.fixture
+def tracing(exporter):
+    """Tracing whose spans the exporter gets."""
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    return Tracing(provider)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Requests that are wrong in one way each, as bytes on the wire: some 500 of them, the same in every run."""
+"""Requests that are wrong in one way each, as bytes on the wire: some 400 of them, the same in every run."""
 
 import base64
 import io
@@ -94,16 +94,6 @@ def truncated():
             yield f"{kind} cut to {share}%", raw(image[: len(image) * share // 100], fine=share > 50)
 
 
-def damaged():
-    for kind, image in GOOD.items():
-        for number in range(12):
-            data = np.frombuffer(image, np.uint8).copy()
-            least = 0 if number % 3 else len(data) - 64  # headers count for most, so let them have their share
-            for at in RANDOM.integers(0, max(64, len(data) - least), 1 + number):
-                data[at] ^= 1 << int(RANDOM.integers(0, 8))
-            yield f"{kind} damaged {number}", raw(data.tobytes(), fine=True)
-
-
 def other_content():
     contents = {
         "text": b"hello",
@@ -182,7 +172,7 @@ def bombs():
     yield "gif of empty blocks", raw(animated(1, 8, b"!\xfe\1a\0" * 100_000))
     yield (
         "sixteen pngs within the limits",
-        post(*form(*[("image", png(2000, 2000, 1, 0, zeros(2000 * 251)))] * 16), fine=True),
+        post(*form(*[("image", None, png(2000, 2000, 1, 0, zeros(2000 * 251)))] * 16), fine=True),
     )
 
 
@@ -200,25 +190,22 @@ def animated(frames, size, first=b""):
 
 
 def form(*parts, boundary=B):
-    body = b"".join(
-        f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"; filename="a"\r\n\r\n'.encode() + data + b"\r\n"
-        for name, data in parts
-    )
-    return f"multipart/form-data; boundary={boundary}", body + f"--{boundary}--\r\n".encode()
+    """Return the Content-Type and the body of a form; parts are (name, file's name or None, bytes)."""
+    pieces = []
+    for name, filename, data in parts:
+        file = "" if filename is None else f'; filename="{filename}"'
+        head = f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"{file}\r\nContent-Type: image/png\r\n\r\n'
+        pieces += head.encode(), data, b"\r\n"
+    return f"multipart/form-data; boundary={boundary}", b"".join([*pieces, f"--{boundary}--\r\n".encode()])
 
 
 def forms():
-    kind, body = form(("image", PNG))
-    for number in range(20):
-        data = bytearray(body)
-        for at in RANDOM.integers(0, 90, 1 + number % 4):
-            data[at] ^= 1 << int(RANDOM.integers(0, 8))
-        yield f"form with a damaged head {number}", post(kind, bytes(data), fine=True)
+    kind, body = form(("image", "a", PNG))
     yield "form with another boundary", post(kind.replace(B, "other"), body)
-    yield "form of 50,000 parts", post(*form(*[("image", b"")] * 50_000))
+    yield "form of 50,000 parts", post(*form(*[("image", "a", b"")] * 50_000))
     yield "form of boundaries", post(kind, f"--{B}\r\n".encode() * 50_000)
     for name in ("images", "", "image[]", "IMAGE", "\u202e", "x" * 4000):
-        yield f"form with a part {name[:9]!r}", post(*form((name, PNG)))
+        yield f"form with a part {name[:9]!r}", post(*form((name, "a", PNG)))
     for line in (
         *("", "X: y", "Content-Disposition:", "Content-Disposition: form-data", 'Content-Disposition: x; name="image"'),
         *("Content-Disposition: form-data; name", "Content-Disposition: form-data; filename=x", "X: " + "y" * 10_000),
@@ -320,7 +307,7 @@ def broken_http():
 
 def all_cases():
     groups = (
-        *(truncated, damaged, other_content, other_types, bombs, forms, jsons, parameters, headers, routes),
+        *(truncated, other_content, other_types, bombs, forms, jsons, parameters, headers, routes),
         *(inference, broken_http),
     )
     cases = {}

@@ -35,6 +35,19 @@ async def turns(admission, count, deadline_s=60.0, turn_s=None):
     return held
 
 
+def timed(in_flight, queue):
+    """Return an admission, and its clock."""
+    clock = Clock(100.0)
+    return bounded(in_flight, queue, clock), clock
+
+
+async def answer(admission, clock, took_s):
+    """Have a query that need not wait answered."""
+    [held] = await turns(admission, 1)
+    clock.now += took_s
+    await held.aclose()
+
+
 def refused(admission, deadline_s=60.0):
     with pytest.raises(Problem) as caught:
         admission.check("a", deadline_s)
@@ -63,22 +76,6 @@ class TestBounds:
         for task in waiting:
             task.cancel()
 
-    async def test_a_slot_goes_to_the_longest_waiting_query(self):
-        admission, came = bounded(1, 4), []
-        [held] = await turns(admission, 1)
-
-        async def wait(name):
-            with admission.place("a", 60.0) as place:
-                async with admission.turns.hold(place, 60.0):
-                    came.append(name)
-
-        tasks = [asyncio.create_task(wait(name)) for name in "abc"]
-        await asyncio.sleep(0)
-        await held.aclose()
-        await asyncio.gather(*tasks)
-        assert came == ["a", "b", "c"]
-        assert admission.turns.running == 0
-
     async def test_waiting_ends_at_the_deadline(self):
         admission = bounded(1, 4)
         held = await turns(admission, 1)
@@ -87,8 +84,7 @@ class TestBounds:
         assert (admission.turns.waiting, admission.turns.running, admission.queries.count) == (0, 1, len(held))
 
     async def test_a_late_slot_goes_to_the_next_query_within_its_deadline(self):
-        clock = Clock(100.0)
-        admission = bounded(1, 4, clock)
+        admission, clock = timed(1, 4)
         [held] = await turns(admission, 1)
         doomed, fine = (asyncio.create_task(turns(admission, 1, deadline_s)) for deadline_s in (3.9, 60.0))
         await asyncio.sleep(0)
@@ -141,21 +137,21 @@ class Requests:
         self.slots, self.places, self.order, self.tasks = slots, places, [], []
 
     async def add(self, client, served=0, **how):
-        self.tasks.append(asyncio.create_task(self._hold(client, served, how)))
+        self.tasks.append(asyncio.create_task(self._hold(len(self.tasks), client, served, how)))
         await asyncio.sleep(0)
 
     def closed(self):
         return self.slots.hold(Place("first"))
 
-    async def _hold(self, client, served, how):
+    async def _hold(self, number, client, served, how):
         with self.places.take(client, **how) as place:
             async with self.slots.hold(place, served=served):
-                self.order.append((client, served))
+                self.order.append((client, served, number))
                 await asyncio.sleep(0)
 
     @property
     def clients(self):
-        return [client for client, _ in self.order]
+        return [client for client, _, _ in self.order]
 
     async def all(self):
         return await asyncio.gather(*self.tasks, return_exceptions=True)
@@ -166,21 +162,13 @@ def one_slot(most):
 
 
 class TestClients:
-    async def test_clients_take_turns_however_many_requests_each_has(self):
-        requests = one_slot(100)
-        async with requests.closed():
-            for client in ["hostile"] * 6 + ["alice", "bob", "alice"]:
-                await requests.add(client)
-        await requests.all()
-        assert requests.clients == ["hostile", "alice", "bob", "hostile", "alice", *["hostile"] * 4]
-
-    async def test_of_one_client_those_that_were_served_least_come_first(self):
+    async def test_of_one_client_those_that_were_served_least_and_wait_longest_come_first(self):
         requests = one_slot(100)
         async with requests.closed():
             for served in (7, 2, 0, 2):
                 await requests.add("everybody", served)
         await requests.all()
-        assert [served for _, served in requests.order] == [0, 2, 2, 7]
+        assert [(served, number) for _, served, number in requests.order] == [(0, 2), (2, 1), (2, 3), (7, 0)]
 
     async def test_where_all_places_are_taken_the_client_with_most_loses_its_newest_that_waits(self):
         requests = one_slot(4)
@@ -209,11 +197,8 @@ class TestClients:
         assert [number for number, result in enumerate(results) if isinstance(result, Problem)] == lost
 
     async def test_a_client_counts_with_its_share_of_the_turns(self):
-        clock = Clock(100.0)
-        admission = bounded(1, 100, clock)
-        [held] = await turns(admission, 1)
-        clock.now += 1.0
-        await held.aclose()
+        admission, clock = timed(1, 100)
+        await answer(admission, clock, 1.0)
         held = [admission.place("hostile", math.inf) for _ in range(50)]
         with pytest.raises(Problem):
             admission.check("hostile", 60.0)
@@ -275,17 +260,20 @@ class TestPace:
 
 
 class TestTime:
-    async def busy(self, clock, between_s, count=2):
-        """Return an admission that has seen queries depart, one every `between_s` seconds, while others waited."""
-        admission = bounded(count, 100, clock)
-        held = await turns(admission, count)
+    async def busy(self, between_s):
+        """Return an admission of two at once that has seen queries depart, one every `between_s`, while others waited.
+
+        Also return what holds its turns, and its clock.
+        """
+        admission, clock = timed(2, 100)
+        held = await turns(admission, 2)
         waiting = [asyncio.create_task(turns(admission, 1)) for _ in range(10)]
         await asyncio.sleep(0)
         for place in range(10):
             clock.now += between_s
             await held.pop(0).aclose()
             held += await waiting[place]
-        return admission, held
+        return admission, held, clock
 
     @pytest.mark.parametrize("moments", [0, 5], ids=["its turn has just come", "it runs"])
     async def test_cancelled_clients_do_not_count_as_departures(self, moments):
@@ -294,8 +282,7 @@ class TestTime:
                 async with admission.turns.hold(place, 60.0):
                     await asyncio.get_running_loop().create_future()
 
-        clock = Clock(100.0)
-        admission = bounded(1, 100, clock)
+        admission, clock = timed(1, 100)
         [held] = await turns(admission, 1)
         for _ in range(6):
             leaving = asyncio.create_task(runs(admission))
@@ -311,26 +298,22 @@ class TestTime:
         assert admission.rate == pytest.approx(1.0)
 
     async def test_a_query_that_would_miss_its_deadline_is_refused_at_once(self):
-        clock = Clock(100.0)
-        admission, held = await self.busy(clock, 0.5)
+        admission, held, clock = await self.busy(0.5)
         clock.now += 0.5
         await held.pop().aclose()
         assert admission.turns.running == 1
         admission.check("a", 2.1)  # two queries, half a second each, and as much again for safety
         refused(admission, 1.9)
 
-    async def after_one(self, clock, took_s):
-        """Return an admission of two at once that has answered one query."""
-        admission = bounded(2, 100, clock)
-        [held] = await turns(admission, 1)
-        clock.now += took_s
-        await held.aclose()
+    async def after_one(self, took_s):
+        """Return an admission of two at once that has answered one query, and its clock."""
+        admission, clock = timed(2, 100)
+        await answer(admission, clock, took_s)
         assert admission.rate is None
-        return admission
+        return admission, clock
 
     async def test_before_a_rate_was_measured_queries_that_must_wait_count_as_long_as_the_last_ones_took(self):
-        clock = Clock(100.0)
-        admission = await self.after_one(clock, 1.0)
+        admission, clock = await self.after_one(1.0)
         await turns(admission, 2)
         admission.check("a", 3.1)  # the third query, of which two end a second, and as much again for safety
         refused(admission, 2.9)
@@ -338,17 +321,14 @@ class TestTime:
         admission.check("a", 0.1)
 
     async def test_a_cold_start_keeps_no_query_out_that_need_not_wait(self):
-        admission = await self.after_one(Clock(100.0), 30.0)
+        admission, _ = await self.after_one(30.0)
         await turns(admission, 1)
         admission.check("a", 1.0)
 
     async def test_a_turn_needs_half_the_recent_service_time_left(self):
-        clock = Clock(100.0)
-        admission = bounded(3, 100, clock)
+        admission, clock = timed(3, 100)
         for took in (0.1, 1.0, 1.0):
-            [held] = await turns(admission, 1)
-            clock.now += took
-            await held.aclose()
+            await answer(admission, clock, took)
         held, *_others = await turns(admission, 3)
         hopeless, hopeful = (asyncio.create_task(turns(admission, 1, turn_s=turn_s)) for turn_s in (0.9, 60.0))
         await asyncio.sleep(0)
@@ -358,8 +338,7 @@ class TestTime:
         assert len(await hopeful) == 1
 
     async def test_departures_in_clumps_are_counted_over_several_of_them(self):
-        clock = Clock(100.0)
-        admission = bounded(4, 100, clock)
+        admission, clock = timed(4, 100)
         held = await turns(admission, 4)
         waiting = [asyncio.create_task(turns(admission, 1)) for _ in range(40)]
         await asyncio.sleep(0)
@@ -373,8 +352,7 @@ class TestTime:
 
     @pytest.mark.parametrize("error", [None, asyncio.CancelledError()], ids=["answered", "left"])
     async def test_idle_time_does_not_count_between_departures(self, error):
-        clock = Clock(100.0)
-        admission, held = await self.busy(clock, 0.5)
+        admission, held, clock = await self.busy(0.5)
         for each in held:
             await each.__aexit__(error and type(error), error, None)
         clock.now += 5
@@ -388,8 +366,7 @@ class TestTime:
             task.cancel()
 
     async def test_an_idle_driver_accepts_every_query_and_old_measurements_say_nothing(self):
-        clock = Clock(100.0)
-        admission, held = await self.busy(clock, 0.5)
+        admission, held, clock = await self.busy(0.5)
         for each in held:
             await each.aclose()
         admission.check("a", 0.001)
@@ -397,17 +374,13 @@ class TestTime:
         assert admission.rate is None
 
     async def test_nothing_is_learnt_while_everybody_gets_in(self):
-        clock = Clock(100.0)
-        admission = bounded(4, 4, clock)
+        admission, clock = timed(4, 4)
         for _ in range(5):
-            [held] = await turns(admission, 1)
-            clock.now += 3
-            await held.aclose()
+            await answer(admission, clock, 3)
         assert admission.rate is None
 
     async def test_queries_that_wait_for_decoders_count_as_kept_out_where_more_are_here_than_can_run(self):
-        clock = Clock(100.0)
-        admission = bounded(2, 100, clock)
+        admission, clock = timed(2, 100)
         decoding = [admission.place("a", math.inf) for _ in range(10)]
         for place in decoding:
             async with admission.turns.hold(place, math.inf):
@@ -416,7 +389,7 @@ class TestTime:
         assert admission.rate == pytest.approx(2.0)
 
     async def test_retry_after_is_behind_all_that_wait(self):
-        admission, _ = await self.busy(Clock(100.0), 0.5)
+        admission, _, _ = await self.busy(0.5)
         waiting = [asyncio.create_task(turns(admission, 1)) for _ in range(20)]
         await asyncio.sleep(0)
         assert refused(admission, 0.1) == 11  # twenty at two a second, and itself
@@ -424,8 +397,7 @@ class TestTime:
             task.cancel()
 
     async def test_retry_after_grows_with_each_refused_client(self):
-        clock = Clock(100.0)
-        admission, _ = await self.busy(clock, 2.0)
+        admission, _, clock = await self.busy(2.0)
         waits = [refused(admission, 0.1) for _ in range(40)]
         assert waits == sorted(waits)
         assert waits[:4] == [2, 4, 6, 8]
@@ -490,16 +462,6 @@ class TestBytes:
                     pass
             with budget.hold("b", 1), budget.hold("c", 10):
                 assert budget.held == budget.most
-
-    def test_what_is_kept_is_held_until_it_is_released(self):
-        budget = Bytes(100)
-        with budget.hold("a", 60) as held:
-            held.kept = True
-        with pytest.raises(Problem), budget.hold("b", 41):
-            pass
-        assert budget.held == 60
-        held.release()
-        assert budget.held == 0
 
 
 STEPS = st.one_of(

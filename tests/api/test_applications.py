@@ -11,16 +11,13 @@ import pytest
 import serfer
 from serfer.api.app import make_app
 from serfer.api.auth.keys import KeyRing, Scope, add_key
-from serfer.core.variants import Canary, CanaryLimits, Objectives, Place
-from serfer.plan_directory import load_plan
+from serfer.core.variants import Objectives
 from serfer.registry import open_registry
 from serfer.settings import Settings
 from tests.applications.services import faces, open_service
-from tests.applications.worlds import NOW, register, variant, version
+from tests.applications.worlds import register, version
 from tests.e2e.conftest import eventually
-from tests.support.served import PATIENCE, Observed, png, running
-
-LIMITS = CanaryLimits(window_s=600.0, queries=4, max_error_rate=0.1)
+from tests.support.served import Observed, asking, png, running
 
 
 @pytest.fixture(scope="module")
@@ -28,23 +25,20 @@ def registry_url(tmp_path_factory):
     return faces(tmp_path_factory.mktemp("registry"))
 
 
-@contextmanager
-def asking(registry_url, cache, forks, **more):
-    app = make_app(open_service(registry_url, cache, forks), Settings(), **more)
-    with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
-        yield client
+def serving(registry_url, cache, forks, **more):
+    return asking(make_app(open_service(registry_url, cache, forks), Settings(), **more))
 
 
 @pytest.fixture
 def http(registry_url, tmp_path, forks):
-    with asking(registry_url, tmp_path, forks) as client:
+    with serving(registry_url, tmp_path, forks) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
 def shared(registry_url, tmp_path_factory, forks):
     """A service for the tests to which it is the same what was asked before."""
-    with asking(registry_url, tmp_path_factory.mktemp("shared"), forks) as client:
+    with serving(registry_url, tmp_path_factory.mktemp("shared"), forks) as client:
         yield client
 
 
@@ -90,7 +84,6 @@ def test_objectives_that_no_variant_meets_get_the_nearest_and_by_how_much_it_mis
         ("application=dogs", 404, "faces"),
         ("application=faces&variant=small.none", 422, "small.none"),
         ("application=faces&network=none", 422, "none"),
-        ("latency_ms=0", 422, "latency_ms"),
         ("latency_ms=nan", 422, "latency_ms"),
         ("min_accuracy=70", 422, "min_accuracy"),
         ("min_accuracy=0.999&strict=true", 422, "min_accuracy"),
@@ -164,18 +157,14 @@ class Retiring(Observed):
         self.pipelines.keep(())
 
 
-@pytest.mark.parametrize("prefer", ["", "respond-async"])
-def test_a_variant_that_is_retired_during_a_query_still_answers_it(registry_url, tmp_path, forks, prefer):
+@pytest.mark.parametrize("later", [False, True])
+def test_a_variant_that_is_retired_during_a_query_still_answers_it(registry_url, tmp_path, forks, later):
     observer = Retiring()
     service = open_service(registry_url, tmp_path, forks, observer=observer)
     observer.pipelines = service.applications.pipelines
     with running(make_app(service, Settings())) as url, serfer.Client(url) as client:
-        reply = (
-            client.submit(png(), application="faces").result()
-            if prefer
-            else client.classify(png(), application="faces")
-        )
-        assert reply.selected.variant == "small.whole"
+        job = client.submit(png(), application="faces") if later else None
+        assert (job.result() if job else client.classify(png())).selected.variant == "small.whole"
         assert httpx.get(f"{url}/v1/models/faces:small.whole").status_code == 404
 
 
@@ -189,30 +178,13 @@ def test_the_same_key_with_other_objectives_is_another_request(shared):
 def test_models_beside_applications_are_what_a_query_without_a_name_means(registry_url, small_plan, tmp_path, forks):
     pipeline = serfer.open(small_plan, store="memory://", workers="inprocess")
     app = make_app(open_service(registry_url, tmp_path, forks, {"small": pipeline.asynchronous}), Settings())
-    with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
+    with asking(app) as client:
         assert "selected" not in classify(client).json()
         assert classify(client, "?application=faces").json()["selected"]["variant"] == "small.whole"
         assert classify(client, "?model=small&application=faces").status_code == 422
         assert [model["name"] for model in client.get("/v1/models").json()["models"]] == ["small"]
         assert infer(client, "small").status_code == 200
         assert infer(client, "small", latency_ms=5.0).status_code == 400  # a model has no objectives
-
-
-def test_a_canary_whose_artefact_is_gone_loses_no_query(registry_url, tmp_path, forks):
-    registry = open_registry(registry_url)
-    before = registry.application("faces")
-    broken = variant("other.broken", artefact="cd" * 32, place=Place.FUNCTIONS, usd=1e-6)
-    register(registry, "faces", version("other", 2, broken))
-    canary = Canary({"small": 1, "other": 2}, 1.0, NOW, "test", LIMITS)
-    registry.update("faces", lambda record: record.with_canary(canary))
-    try:
-        app = make_app(open_service(registry_url, tmp_path, forks), Settings())
-        with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
-            replies = [classify(client, "?application=faces") for _ in range(6)]
-        assert {reply.status_code for reply in replies} == {200}
-        assert {reply.json()["selected"]["variant"] for reply in replies} == {"small.whole"}
-    finally:
-        registry.update("faces", lambda _: replace(before))
 
 
 INPUTS = [{"name": "image", "datatype": "UINT8", "shape": [1, 34, 34, 3], "data": [7] * (34 * 34 * 3)}]
@@ -269,7 +241,7 @@ def by_keys(registry, folder, forks):
         "phone": add_key(file, "phone", None, applications={"faces": 2}),
         "walker": add_key(file, "walker", None, applications={"dogs": None}),
     }
-    with asking(str(registry), folder / "cache", forks, keys=KeyRing(file, time.monotonic)) as client:
+    with serving(str(registry), folder / "cache", forks, keys=KeyRing(file, time.monotonic)) as client:
 
         def post(name, path, **body):
             at = path if path.startswith("/") else f"/v1/applications/faces/{path}"
@@ -281,13 +253,8 @@ def by_keys(registry, folder, forks):
 
 
 @pytest.fixture
-def own_registry(registry_url, tmp_path):
-    return changeable(registry_url, tmp_path)
-
-
-@pytest.fixture
-def keyed(own_registry, tmp_path, forks):
-    with by_keys(own_registry, tmp_path, forks) as post:
+def keyed(registry_url, tmp_path, forks):
+    with by_keys(changeable(registry_url, tmp_path), tmp_path, forks) as post:
         yield post
 
 
@@ -299,28 +266,27 @@ def guarded(registry_url, tmp_path_factory, forks):
         yield post
 
 
-def test_who_may_deletes_an_application_and_a_restored_one_answers_again(keyed, own_registry):
-    def delete(name):
-        return keyed.client.delete("/v1/applications/faces", headers={"X-API-Key": keyed.keys[name]})
+def test_a_deleted_application_is_not_found_until_it_is_restored(keyed):
+    def delete():
+        return keyed.client.delete("/v1/applications/faces", headers={"X-API-Key": keyed.keys["ops"]})
 
-    assert [delete(name).status_code for name in ("asker", "promoter", "dogs")] == [403] * 3
-    version = next(own_registry.history("faces")).version
-    assert delete("ops").status_code == 204
+    version = next(keyed.registry.history("faces")).version
+    assert delete().status_code == 204
     for path in ("/v1/classify?application=faces", "/v2/models/faces/infer"):
         reply = keyed.client.post(path, files={"image": png()}, headers={"X-API-Key": keyed.keys["asker"]})
         assert (reply.status_code, "serfer app restore" in reply.text) == (404, True), reply.text
     assert keyed.get("asker", "/v1/applications").json() == {"applications": []}
-    assert delete("ops").status_code == 404
-    own_registry.restore("faces", version)
+    assert delete().status_code == 404
+    keyed.registry.restore("faces", version)
     eventually(lambda: keyed.get("asker", "/v1/applications/faces").status_code == 200, "it is restored")
 
 
-def test_who_may_promotes_tries_out_rolls_back_and_retires(keyed, own_registry):
+def test_who_may_promotes_tries_out_rolls_back_and_retires(keyed):
     assert keyed("ops", "canary", networks={"other": 2}, share=0.5).json()["canary"]["networks"]["other"] == 2
     assert keyed("ops", "canary", networks={"other": 2}).status_code == 422
     promoted = keyed("ops", "promote", why="better").json()
     assert (promoted["release"], promoted["networks"], promoted["canary"]) == (3, {"small": 1, "other": 2}, None)
-    record = own_registry.application("faces")
+    record = keyed.registry.application("faces")
     assert (record.live_release.by, record.live_release.why) == ("ops", "better")
     assert keyed("ops", "rollback").json()["networks"]["other"] == 1
     assert keyed("ops", "retire", network="other", version=2).status_code == 200
@@ -374,33 +340,12 @@ def test_keys_look_at_their_applications_alone(guarded, name, path, status):
     assert guarded.get(name, path).status_code == status
 
 
-def answered(url, cache, forks):
-    """Return which variant answers a query of a service that begins with what a cache has."""
-    with running(make_app(open_service(url, cache, forks), Settings())) as at, httpx.Client(base_url=at) as client:
-        reply = classify(client)
-        assert reply.status_code == 200, reply.text
-        return reply.json()["selected"]["variant"]
-
-
-def altered(directory):
-    for file in directory.rglob("*.bin"):
-        file.write_bytes(bytes(file.stat().st_size))
-    return [*directory.rglob("*.bin")]
-
-
 def test_a_variant_that_was_altered_in_the_cache_is_fetched_anew(registry_url, tmp_path, forks):
-    assert answered(registry_url, tmp_path, forks) == "small.whole"
-    assert altered(tmp_path / "variants")
-    assert answered(registry_url, tmp_path, forks) == "small.whole"
+    for _ in range(2):
+        with serving(registry_url, tmp_path, forks) as client:
+            assert classify(client).json()["selected"]["variant"] == "small.whole"
+        files = [*(tmp_path / "variants").rglob("*.bin")]
+        assert files
+        for file in files:
+            file.write_bytes(bytes(file.stat().st_size))
     assert [path for path in (tmp_path / "variants").glob(".*") if path.suffix != ".lock"] == []
-
-
-def test_a_variant_that_was_altered_in_the_registry_is_left_out(tmp_path, forks):
-    url = faces(tmp_path)
-    found = open_registry(url)
-    [whole] = [each for each in found.known("faces").version("small", 1).variants if each.name == "small.whole"]
-    plan = load_plan(found.directory(whole.artefact, tmp_path / "look"))
-    [weights] = {part.weights.sha256 for part in plan.parts(0, 0)}
-    path = tmp_path / "registry" / "artefacts" / weights / "data-000000000000"
-    path.write_bytes(bytes(path.stat().st_size))
-    assert answered(url, tmp_path / "cache", forks) == "small.tiles"

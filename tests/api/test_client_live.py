@@ -1,11 +1,7 @@
 """The client against the service itself, over sockets: both sides mean the same."""
 
-import json
 import re
-import socket
-import threading
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +9,7 @@ import pytest
 
 import serfer
 from serfer.api.http.problems import Problem
-from serfer.core.errors import DeadlineError, InputError, RequestRefusedError, ServiceUnavailableError
+from serfer.core.errors import DeadlineError, InputError, RequestRefusedError
 from tests.support.served import PATIENCE, png, running, served
 
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "reference" / "client.md"
@@ -59,6 +55,7 @@ def test_a_job_is_answered_later(client, expected):
     assert report.timeline.tasks
     status = job.status()
     assert (status.status, status.result) == ("done", report)
+    assert [(stage.name, stage.done) for stage in status.stages] == [("stage-0", 4), ("stage-1", 4), ("stage-2", 1)]
     assert [stage.tiles for stage in status.stages] == [(1,) * 4, (1,) * 4, (1,)]
     assert abs(time.time() - status.created) < PATIENCE
 
@@ -120,42 +117,3 @@ def test_documented_examples_work(keeping, tmp_path, monkeypatch, capsys):
     assert "label-" in capsys.readouterr().out
     assert len(known["report"].images) == 2
     assert np.array_equal(np.load("scores.npy"), known["array"])
-
-
-@contextmanager
-def listening(*replies):
-    """Serve one connection for each of `replies`: read a request's head, send the bytes, close."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(PATIENCE)
-
-        def serve():
-            for reply in replies:
-                connection, _ = server.accept()
-                with connection:
-                    while b"\r\n\r\n" not in connection.recv(65536):
-                        pass
-                    connection.sendall(reply)
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        yield f"http://127.0.0.1:{server.getsockname()[1]}"
-        thread.join(PATIENCE)
-
-
-def test_connections_that_break_are_tried_again_and_where_there_is_none_the_address_is_named():
-    body = json.dumps({"models": []}).encode()
-    whole = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
-    waits = []
-    with (
-        listening(b"", whole[:-3], b"HTTP/1.1 nonsense\r\n\r\n", whole, whole) as url,
-        serfer.Client(url, timeout_s=PATIENCE, sleep=waits.append) as client,
-    ):
-        assert client.models() == ()
-        assert len(waits) == 3
-        assert client.models() == ()  # the connection that was kept has been closed meanwhile
-    with (
-        serfer.Client(url, retries=1, sleep=lambda _: None) as client,
-        pytest.raises(ServiceUnavailableError, match=url) as caught,
-    ):
-        client.ready()
-    assert caught.value.exit_code == 4

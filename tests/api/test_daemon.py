@@ -14,15 +14,8 @@ from serfer.api.auth.keys import add_key
 from serfer.api.entrypoints import daemon
 from serfer.plan_directory import load_plan
 from serfer.registry import open_registry
-from tests.api.logged import logged
 from tests.applications.worlds import register, variant, version
 from tests.support.served import PATIENCE, PNG, png
-
-
-@pytest.fixture
-def _logging():
-    with logged():
-        yield
 
 
 def test_garbage_in_cycles_is_looked_for_rarely_and_goes_all_the_same():
@@ -128,7 +121,7 @@ def test_it_serves_deployed_variants_of_applications_with_every_drivers_keys_and
         ({"SERFER_APPLICATIONS": "faces", "SERFER_REGISTRY": "x"}, 2, "set SERFER_APPLICATION_PLANS"),
     ],
 )
-@pytest.mark.usefixtures("_logging")
+@pytest.mark.usefixtures("stream")
 def test_errors_are_one_line_and_an_exit_code(monkeypatch, capsys, small_plan, tmp_path, wrong, code, words):
     for name, value in {"SERFER_PLAN": str(small_plan), "SERFER_STORE": "memory://", **wrong}.items():
         monkeypatch.setenv(name, value)
@@ -137,11 +130,3 @@ def test_errors_are_one_line_and_an_exit_code(monkeypatch, capsys, small_plan, t
     [line] = capsys.readouterr().err.splitlines()
     assert (json.loads(line)["event"], json.loads(line)["level"]) == ("failed", "error")
     assert words in json.loads(line)["reason"]
-
-
-@pytest.mark.parametrize("arguments", [["--port", "70000"], ["--port", "x"], ["--log-level", "loud"], ["extra"]])
-def test_invalid_arguments(capsys, arguments):
-    with pytest.raises(SystemExit) as ended:
-        daemon.main(arguments)
-    assert ended.value.code == 2
-    assert "python -m serfer.api.entrypoints.daemon: error" in capsys.readouterr().err

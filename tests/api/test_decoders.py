@@ -4,10 +4,7 @@ import asyncio
 import io
 import os
 import signal
-import subprocess
-import sys
-import tempfile
-import time
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +20,7 @@ from serfer.core.errors import ImageError, ImageTooLargeError, PlanError, Unavai
 from serfer.core.plan import ImageLimits, InputSizes, Preprocess, Shape
 from serfer.images import Recipe, decode_image, decode_sized
 from serfer.pipeline.event_loop import run
+from tests.support.processes import said_before_kill
 from tests.support.served import png, until
 
 PREPROCESS = Preprocess(26, "bilinear", "RGB", 1 / 255, (0.0,) * 3, (1.0,) * 3)
@@ -48,16 +46,30 @@ def slow_bmp():
     return head + b"".join(value.to_bytes(size, "little") for value, size in rest) + bytes(1024) + runs
 
 
-def decode(forks, images, recipe=RECIPE, limits=None, client="me"):
+@asynccontextmanager
+async def pool_of(forks, **limits):
+    """Open one decoder, with these limits."""
+    pool = Decoders(DecodeLimits(1, **limits), forks)
+    try:
+        yield pool
+    finally:
+        await pool.close()
+
+
+def decode(forks, images, recipe=RECIPE, **limits):
     async def once():
-        pool = Decoders(limits, forks)
-        try:
-            names = [f"image {number}" for number in range(len(images))]
-            return await pool.decode(images, names, recipe, Place(client))
-        finally:
-            await pool.close()
+        async with pool_of(forks, **limits) as pool:
+            return await pool.decode(images, [f"image {number}" for number in range(len(images))], recipe, Place("me"))
 
     return run(once())
+
+
+def start(pool, image, client="me"):
+    return asyncio.create_task(pool.decode([image], ["x"], RECIPE, Place(client)))
+
+
+async def check_decodes(pool, client="me"):
+    assert len((await start(pool, png(), client)).pixels) == 1
 
 
 def test_a_decoder_gives_the_pixels_that_decoding_in_process_gives(forks):
@@ -91,19 +103,18 @@ def test_image_errors_are_those_of_decoding_in_process(forks):
 
 
 def test_the_pixels_of_a_requests_images_are_bounded_together(forks):
-    limits = DecodeLimits(request_pixels=3 * 48 * 40)
-    assert len(decode(forks, [png()] * 3, limits=limits).pixels) == 3
+    most = 3 * 48 * 40
+    assert len(decode(forks, [png()] * 3, request_pixels=most).pixels) == 3
     with pytest.raises(ImageTooLargeError, match="the request's images have more than the 5,760 pixels"):
-        decode(forks, [png()] * 4, limits=limits)
+        decode(forks, [png()] * 4, request_pixels=most)
 
 
 async def test_the_processor_time_of_a_requests_images_is_bounded_together(forks, slow_bmp):
     """A decoder that takes longer is ended, and another one takes its place."""
-    pool = Decoders(DecodeLimits(1, request_processor_s=0.1), forks)
-    with pytest.raises(ImageTooLargeError, match=r"image 1: decoding takes more than the 0\.1 s of processor time"):
-        await pool.decode([png(), slow_bmp], ["image 0", "image 1"], RECIPE, Place("me"))
-    assert len((await pool.decode([png()], ["x"], RECIPE, Place("me"))).pixels) == 1
-    await pool.close()
+    async with pool_of(forks, request_processor_s=0.1) as pool:
+        with pytest.raises(ImageTooLargeError, match=r"image 1: decoding takes more than the 0\.1 s of processor time"):
+            await pool.decode([png(), slow_bmp], ["image 0", "image 1"], RECIPE, Place("me"))
+        await check_decodes(pool)
 
 
 async def test_memory_is_bounded(forks, monkeypatch):
@@ -112,11 +123,10 @@ async def test_memory_is_bounded(forks, monkeypatch):
     monkeypatch.setattr(decoders_module, "_MARGIN_BYTES", 2 * 1024 * 1024)
     buffer = io.BytesIO()
     Image.new("RGBA", (1000, 1000)).save(buffer, "PNG")
-    pool = Decoders(DecodeLimits(1), forks)
-    with pytest.raises(ImageError, match=r"x takes more memory to decode|the decoder failed"):
-        await pool.decode([buffer.getvalue()], ["x"], RECIPE, Place("me"))
-    assert len((await pool.decode([png()], ["x"], RECIPE, Place("me"))).pixels) == 1
-    await pool.close()
+    async with pool_of(forks) as pool:
+        with pytest.raises(ImageError, match=r"x takes more memory to decode|the decoder failed"):
+            await start(pool, buffer.getvalue())
+        await check_decodes(pool)
 
 
 def busy(forks):
@@ -131,41 +141,37 @@ def children(pid):
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
 
-async def test_a_request_that_is_cancelled_ends_its_decoder(forks, slow_bmp):
-    pool, ended = Decoders(DecodeLimits(1), forks), []
-    end = forks.end
-    forks.end = lambda pid: ended.append((pid, end(pid)))
-    task = asyncio.create_task(pool.decode([slow_bmp], ["slow"], RECIPE, Place("me")))
-    await until(lambda: busy(forks))
-    waiting = asyncio.create_task(pool.decode([png()], ["x"], RECIPE, Place("other")))
-    await until(lambda: pool.slots.waiting)
-    task.cancel()
-    await asyncio.wait([task])
-    assert [status for _, status in ended] == [-signal.SIGKILL]
-    assert len((await waiting).pixels) == 1
-    assert not _lives(ended[0][0])
-    forks.end = end
-    await pool.close()
+async def test_a_request_that_is_cancelled_ends_its_decoder(forks, slow_bmp, monkeypatch):
+    ended, end = [], forks.end
+    monkeypatch.setattr(forks, "end", lambda pid: ended.append(end(pid)))
+    async with pool_of(forks) as pool:
+        task = start(pool, slow_bmp)
+        await until(lambda: busy(forks))
+        waiting = start(pool, png(), "other")
+        await until(lambda: pool.slots.waiting)
+        task.cancel()
+        await asyncio.wait([task])
+        assert ended == [-signal.SIGKILL]
+        assert len((await waiting).pixels) == 1
 
 
 async def test_a_request_that_is_cancelled_while_a_decoder_starts_leaves_it_to_the_next(forks):
-    pool = Decoders(DecodeLimits(1), forks)
-    task = asyncio.create_task(pool.decode([png()], ["x"], RECIPE, Place("me")))
-    await until(lambda: pool._background)
-    task.cancel()
-    await asyncio.wait([task])
-    await until(lambda: pool._idle)
-    first = pool._idle[0].pid
-    await pool.decode([png()], ["x"], RECIPE, Place("me"))
-    assert [one.pid for one in pool._idle] == [first]
-    await pool.close()
+    async with pool_of(forks) as pool:
+        task = start(pool, png())
+        await until(lambda: pool._background)
+        task.cancel()
+        await asyncio.wait([task])
+        await until(lambda: pool._idle)
+        first = pool._idle[0].pid
+        await check_decodes(pool)
+        assert [decoder.pid for decoder in pool._idle] == [first]
 
 
 def test_a_decoder_that_starts_while_its_event_loop_ends_is_not_lost(forks):
     pool, requests = Decoders(DecodeLimits(1), forks), []
 
     async def check():
-        requests.append(asyncio.create_task(pool.decode([png()], ["x"], RECIPE, Place("me"))))
+        requests.append(start(pool, png()))
         await until(lambda: pool._background)
 
     run(check())  # cancels the request
@@ -190,10 +196,9 @@ async def test_a_decoder_that_works_while_its_service_ends_leaves_no_socket(fork
     """Its request may outlast the service, as one that goes on to its end without its client does."""
     forks.launch()
     before = sorted(sockets())
-    pool = Decoders(DecodeLimits(1), forks)
-    task = asyncio.create_task(pool.decode([slow_bmp], ["x"], RECIPE, Place("me")))
-    await until(lambda: busy(forks))
-    await pool.close()
+    async with pool_of(forks) as pool:
+        task = start(pool, slow_bmp)
+        await until(lambda: busy(forks))
     if image == "cancelled":
         task.cancel()
     await asyncio.wait([task])
@@ -202,41 +207,36 @@ async def test_a_decoder_that_works_while_its_service_ends_leaves_no_socket(fork
 
 
 async def test_other_clients_images_come_between_those_of_a_large_request(forks, slow_bmp):
-    pool = Decoders(DecodeLimits(1, request_processor_s=1000), forks)
-    hostile = asyncio.create_task(pool.decode([slow_bmp] * 16, ["slow"] * 16, RECIPE, Place("hostile")))
-    await until(lambda: pool.slots.running == pool.slots.count)
-    served = await pool.decode([png()], ["x"], RECIPE, Place("alice"))
-    assert len(served.pixels) == 1
-    assert not hostile.done()
-    hostile.cancel()
-    await asyncio.wait([hostile])
-    await pool.close()
+    async with pool_of(forks, request_processor_s=1000) as pool:
+        hostile = asyncio.create_task(pool.decode([slow_bmp] * 16, ["slow"] * 16, RECIPE, Place("hostile")))
+        await until(lambda: pool.slots.running == pool.slots.count)
+        await check_decodes(pool, "alice")
+        assert not hostile.done()
+        hostile.cancel()
+        await asyncio.wait([hostile])
 
 
 @pytest.mark.killed
 @pytest.mark.parametrize("who", ["decoder", "server"])
 async def test_a_decoder_that_dies_while_idle_is_replaced(forks, who):
-    pool = Decoders(DecodeLimits(1), forks)
-    await pool.decode([png()], ["x"], RECIPE, Place("me"))
-    pid = pool._idle[0].pid if who == "decoder" else forks._process.pid
-    os.kill(pid, signal.SIGKILL)
-    await until(lambda: not pool._idle[0].alive)
-    await until(lambda: not pool._idle[0]._watched)  # else its end wakes the loop again and again
-    assert len((await pool.decode([png()], ["x"], RECIPE, Place("me"))).pixels) == 1
-    await pool.close()
+    async with pool_of(forks) as pool:
+        await check_decodes(pool)
+        os.kill(pool._idle[0].pid if who == "decoder" else forks._process.pid, signal.SIGKILL)
+        await until(lambda: not pool._idle[0].alive)
+        await until(lambda: not pool._idle[0]._watched)  # else its end wakes the loop again and again
+        await check_decodes(pool)
 
 
 @pytest.mark.killed
 async def test_a_killed_decoder_is_not_an_image_error(forks, slow_bmp):
-    pool = Decoders(DecodeLimits(1), forks)
-    await pool.decode([png()], ["x"], RECIPE, Place("me"))
-    pid = pool._idle[0].pid
-    task = asyncio.create_task(pool.decode([slow_bmp], ["x"], RECIPE, Place("me")))
-    await until(lambda: not pool._idle)
-    os.kill(pid, signal.SIGKILL)
-    with pytest.raises(UnavailableError, match="killed"):
-        await task
-    await pool.close()
+    async with pool_of(forks) as pool:
+        await check_decodes(pool)
+        pid = pool._idle[0].pid
+        task = start(pool, slow_bmp)
+        await until(lambda: not pool._idle)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(UnavailableError, match="killed"):
+            await task
 
 
 def described(pid):
@@ -252,11 +252,9 @@ def test_decoders_have_no_secrets_and_write_nowhere(forks, monkeypatch):
     monkeypatch.setenv("SERFER_STORE", "redis://:hush@host/0")
 
     async def check():
-        pool = Decoders(DecodeLimits(1), forks)
-        await pool.decode([png()], ["x"], RECIPE, Place("me"))
-        processes = [described(pid) for pid in (forks._process.pid, pool._idle[0].pid)]
-        await pool.close()
-        return processes
+        async with pool_of(forks) as pool:
+            await check_decodes(pool)
+            return [described(pid) for pid in (forks._process.pid, pool._idle[0].pid)]
 
     described_processes = run(check())
     for variables, outputs, _ in described_processes:
@@ -267,44 +265,24 @@ def test_decoders_have_no_secrets_and_write_nowhere(forks, monkeypatch):
     assert int(limits["Max address space"]) > 0
 
 
-def test_decoders_end_with_the_process_that_started_them():
-    """Also those that are busy, when it is killed."""
+def test_decoders_end_with_the_process_that_started_them(slow_bmp, tmp_path):
+    """Also one that is busy, when it is killed."""
     code = """
 import asyncio, sys
-from tests.api.test_decoders import RECIPE, Place
+from pathlib import Path
+from tests.api.test_decoders import busy, children, start, until
 from serfer.api.decoding.decoders import Decoders
 async def main():
-    pool, data = Decoders(), sys.stdin.buffer.read()
-    task = asyncio.create_task(pool.decode([data], ["x"], RECIPE, Place("me")))
-    while not pool._background:
-        await asyncio.sleep(0.001)
-    while pool._background:
-        await asyncio.sleep(0.001)
-    print(pool._forks._process.pid, flush=True)
+    pool = Decoders()
+    task = start(pool, Path(sys.argv[1]).read_bytes())
+    await until(lambda: busy(pool._forks))
+    print(pool._forks._process.pid, *children(pool._forks._process.pid), flush=True)
     await asyncio.sleep(1e6)
 asyncio.run(main())
 """
-    with tempfile.TemporaryFile() as given:
-        given.write(png())
-        given.seek(0)
-        root = Path(__file__).parents[2]
-        driver = subprocess.Popen([sys.executable, "-c", code], stdin=given, stdout=subprocess.PIPE, cwd=root)
-        server = int(driver.stdout.readline())
-        decoders = children(server)
-        assert decoders
-        driver.kill()
-        driver.communicate()
-    deadline = time.monotonic() + 60
-    while any(_lives(pid) for pid in (server, *decoders)):
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
-def _lives(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    (tmp_path / "slow.bmp").write_bytes(slow_bmp)
+    words = said_before_kill(code, str(tmp_path / "slow.bmp"), PYTHONPATH=str(Path(__file__).parents[2]))
+    assert len(words) > 1  # the fork server and a decoder
 
 
 def test_a_fork_server_start_failure_is_reported(monkeypatch):

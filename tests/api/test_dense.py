@@ -2,15 +2,13 @@
 
 import numpy as np
 import pytest
-from tritonclient.http import InferenceServerClient, InferRequestedOutput
 
 import serfer
 from serfer.core.errors import RequestRefusedError, UsageError
 from serfer.core.http_messages import ModelOutput
 from tests.e2e.dense import OUTPUTS, split_dense
 from tests.e2e.small import CLASSES, SIZE, batch
-from tests.support.served import PATIENCE, Observed, served
-from tests.support.tensors import triton_input
+from tests.support.served import Observed, served
 
 DATATYPES = {"float32": "FP32", "int64": "INT64"}
 IMAGE_BYTES = sum(int(np.prod(dims)) * np.dtype(dtype).itemsize for dtype, dims in OUTPUTS.values())
@@ -53,19 +51,6 @@ def test_metadata_list_every_output(http):
     assert http.get("/v2/models/dense").json()["outputs"] == [
         {"name": name, "datatype": DATATYPES[dtype], "shape": [-1, *dims]} for name, (dtype, dims) in OUTPUTS.items()
     ]
-
-
-@pytest.mark.parametrize("binary", [True, False])
-def test_tritons_client_gets_all_outputs_or_those_it_asks_for(url, expected, binary):
-    given = triton_input(batch(2))
-    with InferenceServerClient(url.removeprefix("http://"), network_timeout=PATIENCE) as triton:
-        names = ["classes", "embedding"]
-        asked = [InferRequestedOutput(name, binary_data=binary) for name in names]
-        some = triton.infer("dense", given, outputs=asked)
-        assert [output["name"] for output in some.get_response()["outputs"]] == names
-        everything = triton.infer("dense", given) if binary else some
-    for name in OUTPUTS if binary else names:
-        assert np.array_equal(everything.as_numpy(name), expected["floats"][name])
 
 
 def test_the_client_returns_arrays_by_name(client, expected):

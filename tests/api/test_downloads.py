@@ -142,25 +142,3 @@ def test_a_slow_reader_holds_the_production_back_and_one_that_leaves_ends_it(ser
         time.sleep(0.02)
     assert downloads.count == 0
     assert chunks.made < made + 5
-
-
-def test_a_download_that_is_cancelled_gives_its_place_back():
-    downloads, chunks = Places(1, "full"), Chunks(10)
-
-    async def run():
-        never = asyncio.Event()
-        receive = never.wait
-
-        async def send(message):
-            if message["type"] == "http.response.body":
-                await never.wait()
-
-        file = ChunkedFile(chunks, 10 * MIB, {}, partial(downloads.take, "a"), lambda _: None)
-        sending = asyncio.ensure_future(file({"type": "http"}, receive, send))
-        await asyncio.to_thread(chunks.changed.wait, PATIENCE)
-        sending.cancel()
-        await asyncio.wait((sending,))
-        return sending.cancelled()
-
-    assert asyncio.run(run())
-    assert downloads.count == 0

@@ -7,13 +7,11 @@ import sys
 import uuid
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
 from redis import Redis
 
-import serfer
 from serfer.api.auth.keys import add_key
 from serfer.api.entrypoints import function as function_module
 from serfer.api.entrypoints.aws_driver import models_of
@@ -21,15 +19,10 @@ from serfer.api.entrypoints.function import Function, open_application
 from serfer.core.errors import InputError, UnavailableError, UsageError
 from serfer.core.plan import sealed
 from serfer.core.run_machine import Retry
-from serfer.local.lambda_.function import FunctionConfig
-from serfer.local.lambda_.runtime import runtime_directory
-from serfer.local.lambda_.service import LambdaService
 from serfer.local.servers.redis import RedisServer
-from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.warm import Warmth, ping_event
 from serfer.plan_directory import load_plan, write_plan
 from serfer.settings import DriverSettings, Settings
-from tests.support.lambda_client import lambda_client
 from tests.support.served import png
 
 IMAGE = {"content-type": "image/png"}
@@ -116,13 +109,6 @@ def call(request, shared):
 
 
 class TestEvents:
-    def test_a_raw_image(self, call):
-        status, headers, body = call("POST", "/v1/classify", [("top_k", "2")], {**IMAGE, "x-request-id": "mine"}, png())
-        assert (status, headers["x-request-id"], headers["content-type"]) == (200, "mine", "application/json")
-        answer = json.loads(body)
-        assert answer["model"] == "small"
-        assert [len(image["predictions"]) for image in answer["images"]] == [2]
-
     @pytest.mark.exact
     def test_answers_equal_those_of_a_driver(self, call, http):
         status, _, body = call("POST", "/v1/classify", headers=IMAGE, body=png())
@@ -230,37 +216,6 @@ def test_an_environment_is_frozen_and_thawed(variables):
                 process.kill()
             lines = [json.loads(line) for line in process.stderr.read().splitlines()]
     assert [line["status"] for line in lines if line["event"] == "request"] == [200, 200, 200]
-
-
-def test_lambda_runs_it(small_plan, tmp_path):
-    """Under AWS's own runtime client, in the local Lambda service: init, a query, and what it logs."""
-    root = tmp_path / "function"
-    root.mkdir()
-    places = [str(Path(serfer.__file__).parent.parent), *sys.path]  # in place of a package with all of it
-    handler = f"import sys\nsys.path[:0] = {places!r}\nfrom serfer.api.entrypoints.function import handler\n"
-    (root / "here.py").write_text(handler)
-    environment = {"SERFER_PLAN": str(small_plan), "SERFER_STORE": "memory://", "SERFER_WORKERS": "inprocess"}
-    config = FunctionConfig("http", root, "here.handler", environment=environment)
-    lines, loop = [], LoopThread()
-    service = LambdaService(
-        [config],
-        facts=Settings().facts().functions,
-        runtime=runtime_directory(tmp_path / "runtime"),
-        on_log=lines.append,
-    )
-    loop.wait(service.start())
-    try:
-        client = lambda_client(service.url, service.access)
-        event = json.dumps(rest("POST", "/v1/classify", headers={**IMAGE, "X-Request-Id": "mine"}, body=png()))
-        answers = [client.invoke(FunctionName="http", Payload=event) for _ in range(2)]
-        assert [answer.get("FunctionError") for answer in answers] == [None, None], lines
-        assert [json.load(answer["Payload"])["statusCode"] for answer in answers] == [200, 200]
-        client.close()
-    finally:
-        loop.wait(service.stop())
-        loop.close()
-    events = [json.loads(line.removeprefix("http: ")) for line in lines if line.startswith("http: {")]
-    assert [line["request_id"] for line in events if line["event"] == "request"] == ["mine", "mine"]
 
 
 def test_a_driver_function_waits_less_than_a_second_for_room_that_it_takes_itself():

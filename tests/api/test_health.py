@@ -1,6 +1,6 @@
 import shutil
+from unittest.mock import AsyncMock
 
-import psutil
 import pytest
 
 import serfer
@@ -9,22 +9,14 @@ from serfer.api.entrypoints.serving import PlanWatch
 from serfer.local.servers.redis import RedisServer
 from serfer.pipeline.health import Health
 from serfer.plan_directory import load_plan
-from serfer.settings import Settings
-from tests.caches import new_cache
 from tests.e2e.conftest import eventually
 from tests.e2e.small import split_small
-from tests.support.served import PNG, asking, png, service_of
+from tests.support.served import asking, service_of
 
 
 @pytest.fixture
 def says(service, monkeypatch):
-    def report(store="", functions=""):
-        async def health():
-            return Health(store, functions)
-
-        monkeypatch.setattr(service, "health", health)
-
-    return report
+    return lambda *health: monkeypatch.setattr(service, "health", AsyncMock(return_value=Health(*health)))
 
 
 def test_failures_are_named_and_a_driver_that_drains_wants_no_queries(http, says, service):
@@ -114,28 +106,3 @@ def test_readiness_follows_the_store(small_plan, settings):
             eventually_is(http, 200)
     finally:
         server.stop()
-
-
-def workers():
-    """Return the children of this process that run a function."""
-    return [child for child in psutil.Process().children() if "bootstrap" in " ".join(child.cmdline())]
-
-
-def test_functions_that_cannot_start_and_can_again(tmp_path, tmp_path_factory):
-    """The workers are killed, and what they start from is away: queries fail, and so does every start."""
-    plan = split_small(tmp_path, grids=[(1, 1)])
-    settings = Settings(cache_dir=new_cache(tmp_path_factory))
-    opening = service_of({"small": plan}, store=None, workers="local", settings=settings, share=False)
-    with opening as service, asking(make_app(service, settings)) as http:
-        ask = {"content": png(), "headers": PNG}
-        http.post("/v1/classify", **ask).raise_for_status()
-        eventually_is(http, 200)
-        runtime = settings.cache_dir / "runtime"
-        away = runtime.rename(tmp_path / "away")
-        for worker in workers():
-            worker.kill()
-        assert http.post("/v1/classify?deadline_ms=20000", **ask).status_code in (503, 504)
-        assert eventually_is(http, 503).json()["functions"] != "ok"
-        away.rename(runtime)
-        eventually_is(http, 200)
-        http.post("/v1/classify", **ask).raise_for_status()

@@ -1,4 +1,5 @@
 import asyncio
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -7,15 +8,18 @@ from serfer.api.idempotency import IdempotencyStore
 from serfer.api.requests import IdempotencyKey, digest_of
 from serfer.core.errors import DeadlineError
 from serfer.storage.memory import MemoryStore
+from tests.support.served import until
 
 ASKED = IdempotencyKey("alice", "key-1", digest_of([b"a picture"]))
 
 
 class Answers:
-    def __init__(self, body):
+    def __init__(self, body, *, ends=False):
         self.body = body
         self.may_end = asyncio.Event()
         self.computed = 0
+        if ends:
+            self.may_end.set()
 
     async def __call__(self, left_s):
         assert left_s > 0
@@ -24,78 +28,62 @@ class Answers:
         return self.body
 
 
-def both_drivers(store):
-    return IdempotencyStore(store.coordination(), 60.0), IdempotencyStore(store.coordination(), 60.0)
+@pytest.fixture
+def drivers():
+    with MemoryStore() as store:
+        yield IdempotencyStore(store.coordination(), 60.0), IdempotencyStore(store.coordination(), 60.0)
 
 
 @pytest.mark.two_at_once
-async def test_two_drivers_that_compute_the_same_query_give_one_answer():
-    with MemoryStore() as store:
-        first, second = both_drivers(store)
-        slow, quick = Answers(b"slow"), Answers(b"quick")
-        waiting = [
-            asyncio.create_task(first.first_answer(ASKED, slow, 60.0)),
-            asyncio.create_task(second.first_answer(ASKED, quick, 60.0)),
-        ]
-        while not (slow.computed and quick.computed):  # noqa: ASYNC110 - they look into the store in threads
-            await asyncio.sleep(0.001)
-        quick.may_end.set()
-        assert (await waiting[1]).body == b"quick"
-        slow.may_end.set()
-        late = await waiting[0]
-        assert (late.body, late.replayed) == (b"quick", True)
+async def test_two_drivers_that_compute_the_same_query_give_one_answer(drivers):
+    slow, quick = Answers(b"slow"), Answers(b"quick")
+    waiting = [
+        asyncio.create_task(driver.first_answer(ASKED, answers, 60.0))
+        for driver, answers in zip(drivers, (slow, quick), strict=True)
+    ]
+    await until(lambda: slow.computed and quick.computed)
+    quick.may_end.set()
+    assert (await waiting[1]).body == b"quick"
+    slow.may_end.set()
+    late = await waiting[0]
+    assert (late.body, late.replayed) == (b"quick", True)
 
 
-async def test_a_failed_request_is_retried_under_its_key():
-    async def fails(_):
-        raise Problem(503, "not now")
-
-    with MemoryStore() as store:
-        first, second = both_drivers(store)
-        with pytest.raises(Problem, match="not now"):
-            await first.first_answer(ASKED, fails, 60.0)
-        answers = Answers(b"answer")
-        answers.may_end.set()
-        assert (await second.first_answer(ASKED, answers, 60.0)).replayed is False
-        assert (await first.first_answer(ASKED, answers, 60.0)).replayed is True
-        assert answers.computed == 1
+async def test_a_failed_request_is_retried_under_its_key(drivers):
+    first, second = drivers
+    with pytest.raises(Problem, match="not now"):
+        await first.first_answer(ASKED, AsyncMock(side_effect=Problem(503, "not now")), 60.0)
+    answers = Answers(b"answer", ends=True)
+    assert (await second.first_answer(ASKED, answers, 60.0)).replayed is False
+    assert (await first.first_answer(ASKED, answers, 60.0)).replayed is True
+    assert answers.computed == 1
 
 
-async def test_a_waiting_duplicate_takes_over_a_cancelled_request():
-    with MemoryStore() as store:
-        replies, _ = both_drivers(store)
-        given_up, answers = Answers(b"x"), Answers(b"answer")
-        answers.may_end.set()
-        leaving = asyncio.create_task(replies.first_answer(ASKED, given_up, 60.0))
-        while not given_up.computed:  # noqa: ASYNC110 - it looks into the store in a thread
-            await asyncio.sleep(0.001)
-        staying = asyncio.create_task(replies.first_answer(ASKED, answers, 60.0))
-        await asyncio.sleep(0)
-        leaving.cancel()
-        assert (await staying).body == b"answer"
+async def test_a_waiting_duplicate_takes_over_a_cancelled_request(drivers):
+    replies, given_up = drivers[0], Answers(b"x")
+    leaving = asyncio.create_task(replies.first_answer(ASKED, given_up, 60.0))
+    await until(lambda: given_up.computed)
+    staying = asyncio.create_task(replies.first_answer(ASKED, Answers(b"answer", ends=True), 60.0))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    assert (await staying).body == b"answer"
 
 
-async def test_a_waiting_duplicate_keeps_its_own_deadline():
-    with MemoryStore() as store:
-        replies, _ = both_drivers(store)
-        running = Answers(b"x")
-        first = asyncio.create_task(replies.first_answer(ASKED, running, 60.0))
-        while not running.computed:  # noqa: ASYNC110 - it looks into the store in a thread
-            await asyncio.sleep(0.001)
-        with pytest.raises(DeadlineError, match="the same request still runs"):
-            await replies.first_answer(ASKED, Answers(b"y"), 0.01)
-        running.may_end.set()
-        assert (await first).body == b"x"
+async def test_a_waiting_duplicate_keeps_its_own_deadline(drivers):
+    replies, running = drivers[0], Answers(b"x")
+    first = asyncio.create_task(replies.first_answer(ASKED, running, 60.0))
+    await until(lambda: running.computed)
+    with pytest.raises(DeadlineError, match="the same request still runs"):
+        await replies.first_answer(ASKED, Answers(b"y"), 0.01)
+    running.may_end.set()
+    assert (await first).body == b"x"
 
 
-async def test_a_key_belongs_to_its_owner():
-    with MemoryStore() as store:
-        replies, _ = both_drivers(store)
-        for owner in ("alice", "bob"):
-            answers = Answers(owner.encode())
-            answers.may_end.set()
-            answer = await replies.first_answer(IdempotencyKey(owner, "key-1", ASKED.digest), answers, 60.0)
-            assert (answer.body, answer.replayed) == (owner.encode(), False)
+async def test_a_key_belongs_to_its_owner(drivers):
+    for owner in ("alice", "bob"):
+        key, answers = IdempotencyKey(owner, "key-1", ASKED.digest), Answers(owner.encode(), ends=True)
+        answer = await drivers[0].first_answer(key, answers, 60.0)
+        assert (answer.body, answer.replayed) == (owner.encode(), False)
 
 
 @pytest.mark.who_may

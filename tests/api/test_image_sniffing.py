@@ -1,28 +1,10 @@
-import io
-import struct
-import zlib
-
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 
 from serfer.api.http.problems import Problem
 from serfer.api.http.uploads import MOST_PIECES, MOST_SCANS, _jpeg_pieces, check_format
-
-NOISE = np.random.default_rng(0).integers(0, 256, (40, 48, 3), dtype=np.uint8)
-
-
-def encoded(kind, **settings):
-    buffer = io.BytesIO()
-    Image.fromarray(NOISE).save(buffer, kind, **settings)
-    return buffer.getvalue()
-
-
-def chunk(kind, data=b""):
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
+from tests.api.malformed import chunk, encoded
 
 JPEG, PNG, GIF = encoded("JPEG", progressive=True), encoded("PNG"), encoded("GIF")
 SCAN = JPEG[JPEG.rindex(b"\xff\xda") : -2]

@@ -1,6 +1,5 @@
 """Offline jobs: images below a prefix are answered when online queries leave room, and who may know of it."""
 
-import asyncio
 import hashlib
 import json
 import time
@@ -14,7 +13,7 @@ from botocore.session import Session
 from serfer.api.app import make_app
 from serfer.api.auth.keys import KeyRing, add_key
 from serfer.api.jobs import offline
-from serfer.api.jobs.offline import MOST_JOBS, JobImages, OfflineJob, OfflineJobs, OfflineRecord
+from serfer.api.jobs.offline import MOST_JOBS, JobImages, OfflineJobs, OfflineRecord
 from serfer.api.online_load import LoadMonitor
 from serfer.control.throttle import OnlineLoad
 from serfer.core.errors import ImageError, ImageTooLargeError
@@ -159,26 +158,6 @@ def test_more_jobs_than_there_is_room_for_are_refused(http, images, load):
     replies = [post(http, images) for _ in range(MOST_JOBS + 1)]
     assert [reply.status_code for reply in replies] == [*[202] * MOST_JOBS, 429]
     assert replies[-1].headers["retry-after"]
-
-
-@pytest.mark.parametrize("url", ["memory://", "file"])
-def test_records_and_results_lie_in_any_store_and_are_their_owners(tmp_path, url):
-    async def check(opened):
-        offline_jobs = OfflineJobs(opened, 600.0, JobImages(str(tmp_path)), lambda: QUIET, period_s=0.05)
-        begun = await offline_jobs.begin(OfflineJob("own", "small", ["a.png"], answered))
-        while (await offline_jobs.find("own", begun.id)).state.is_open:  # noqa: ASYNC110 - a record changes
-            await asyncio.sleep(0.01)
-        assert json.loads(await offline_jobs.lines("own", begun.id)) == {"name": "a.png"}
-        assert await offline_jobs.find("other", begun.id) is await offline_jobs.lines("other", begun.id) is None
-        await offline_jobs.cancel("own", begun.id)
-        assert await offline_jobs.find("own", begun.id) is await offline_jobs.lines("own", begun.id) is None
-        await offline_jobs.close()
-
-    async def answered(name):
-        return {"name": name}
-
-    with open_store((tmp_path / "store").as_uri() if url == "file" else url) as opened:
-        asyncio.run(asyncio.wait_for(check(opened), PATIENCE))
 
 
 @pytest.mark.killed

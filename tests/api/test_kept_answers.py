@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 
 import serfer
-from serfer.api.auth.keys import add_key
-from serfer.core.errors import RequestRefusedError
 from tests.e2e.dense import OUTPUTS, split_dense
 from tests.e2e.small import batch
 from tests.support.served import PATIENCE, served
@@ -108,25 +106,3 @@ def test_what_cannot_be_is_refused_before_anything_is_computed(serve, service, p
         link = {"result": "link"} if keeps else {}
         assert infer(http, images=1, binary_data_output=True, **link).status_code == 200
         assert ("result_links" in http.get("/v2").json()["extensions"]) == keeps
-
-
-def test_results_belong_to_their_key(serve, tmp_path, expected):
-    path = tmp_path / "keys.json"
-    known = [add_key(path, name, None) for name in ("phone", "tablet")]
-    url = serve(keys=path)
-    with serfer.Client(url, api_key=known[0]) as phone, serfer.Client(url, api_key=known[1]) as tablet:
-        result = phone.infer(batch(2), model="dense", result="link")
-        assert np.array_equal(np.asarray(result["classes"]), expected["classes"])
-        with pytest.raises(RequestRefusedError, match="no such result"):
-            tablet.open_result(result.id)
-        result.delete()
-        with pytest.raises(RequestRefusedError, match="no such result"):
-            phone.open_result(result.id)
-
-
-def test_the_client_has_arrays_and_files(client, expected, tmp_path):
-    result = client.infer(batch(2), model="dense", result="link")
-    for name, array in expected.items():
-        assert np.array_equal(np.asarray(result[name]), array)
-        assert np.array_equal(np.load(result.download(name, tmp_path / f"{name.replace('/', '_')}.npy")), array)
-    assert [*client.open_result(result.id)] == [*expected]

@@ -116,14 +116,6 @@ def test_outputs_come_in_chunks_from_s3(client, gateway, manifest, tmp_path):
     assert len(gateway.others) == 12
 
 
-def test_another_key_of_the_gateway_owns_nothing_of_it(gateway, manifest):
-    with (
-        serfer.Client(f"https://{GATEWAY}/v", api_key="tablet", transport=gateway) as other,
-        pytest.raises(RequestRefusedError, match="no such result"),
-    ):
-        other.open_result(manifest.id)
-
-
 def test_a_deleted_result_has_no_chunks_any_more(client, gateway, manifest, tmp_path):
     result = client.open_result(manifest.id)
     reply = httpx.Client(transport=gateway, headers={"x-api-key": "phone"}).get(

@@ -1,13 +1,13 @@
 import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from serfer import __version__
-from serfer.api.app import make_app
 from serfer.api.http.problems import Problem
 from serfer.api.observability.metrics import Metrics, outcome
 from serfer.api.observability.telemetry import Telemetry
@@ -30,18 +30,8 @@ OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 
 @pytest.fixture
-def metrics():
-    return Metrics({"small": "digest"})
-
-
-@pytest.fixture
 def observed(metrics):
     return Telemetry(metrics)
-
-
-@pytest.fixture
-def app(service, settings, observed):
-    return make_app(service, settings, telemetry=observed)
 
 
 def answered(target="serverless", **changes):
@@ -172,31 +162,12 @@ class TestScrape:
         retry(call, RetryPolicy("store", StoreUnavailableError, Backoff(0.1, 0.1)), lambda _: None)
         assert scraped(http)["serfer_call_retries_total", "store"] == 2
 
+    @pytest.mark.parametrize("look", [asyncio.Event().wait, AsyncMock(return_value=Health("it is gone"))])
+    def test_a_store_that_is_gone_or_hangs_shows_and_keeps_no_scrape_waiting(self, http, service, monkeypatch, look):
+        monkeypatch.setattr("serfer.api.observability.metrics._PATIENCE_S", 0.01)
+        monkeypatch.setattr(service, "health", look)
+        assert scraped(http)[("serfer_ready",)] == 0
+
     def test_build_info_names_the_served_plan(self, http):
         builds = [set(labels) for name, *labels in scraped(http) if name == "serfer_build_info"]
         assert builds == [{__version__, "small", "digest"}]
-
-    def test_a_store_that_hangs_keeps_no_scrape_waiting(self, settings, metrics, service, monkeypatch):
-        async def hang():
-            await asyncio.Event().wait()
-
-        monkeypatch.setattr(service, "health", hang)
-        monkeypatch.setattr("serfer.api.observability.metrics._PATIENCE_S", 0.01)
-        app = make_app(service, settings, telemetry=Telemetry(metrics))
-        route = next(each for each in _routes(app) if each.path == "/metrics")
-        request = SimpleNamespace(headers={})
-        body = asyncio.run(asyncio.wait_for(route.endpoint(request), 60)).body
-        assert b"serfer_ready 0.0" in body
-
-    def test_a_broken_store_shows(self, http, service, monkeypatch):
-        async def broken():
-            return Health("it is gone")
-
-        monkeypatch.setattr(service, "health", broken)
-        assert scraped(http)[("serfer_ready",)] == 0
-
-
-def _routes(app):
-    for route in app.routes:
-        inner = getattr(route, "original_router", None)
-        yield from inner.routes if inner else [route]

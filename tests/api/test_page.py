@@ -4,7 +4,6 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
-import httpx
 import pytest
 
 from serfer.api.routes import page
@@ -42,11 +41,6 @@ class PageParser(HTMLParser):
 
 def policy(answer):
     return dict(part.split(" ", 1) for part in answer.headers["content-security-policy"].split("; "))
-
-
-async def get(app, path, **headers):
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://serfer.test") as client:
-        return await client.get(path, headers=headers)
 
 
 def test_nothing_is_allowed_but_the_pages_own_files(lasting_http, path):

@@ -5,7 +5,6 @@ import io
 import json
 
 import httpx
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -77,13 +76,6 @@ def test_the_answer_is_the_pipelines_own(http, found, model, kind):
     assert [(image["height"], image["width"]) for image in answer["images"]] == [(50, 70), (70, 50)]
     assert answer["latency_ms"] > 0
     assert [stage["tasks"] for stage in answer["stages"]]
-
-
-def test_classes_are_those_of_classify(http):
-    files = {"image": ("a.png", PIXELS)}
-    classified = http.post("/v1/classify?model=small&top_k=2", files=files).json()["images"]
-    predicted = http.post("/v1/predict?model=small&top_k=2", files=files).json()["images"]
-    assert [image["predictions"] for image in predicted] == [image["predictions"] for image in classified]
 
 
 def test_masks_are_pictures_and_vectors_are_values(http):
@@ -159,14 +151,6 @@ def test_what_is_refused(http, path, headers, data, status, words):
     refused = http.post(f"/v1/{path}", headers=headers, files={"image": ("a.png", data)})
     assert (refused.status_code, refused.headers["content-type"]) == (status, "application/problem+json")
     assert words in refused.json()["detail"]
-
-
-def test_tensors_are_as_before(http, plans):
-    pixels = np.zeros((1, 64, 64, 3), np.uint8)
-    tensor = {"name": "image", "shape": [*pixels.shape], "datatype": "UINT8", "data": pixels.ravel().tolist()}
-    [output] = http.post("/v2/models/boxes/infer", json={"inputs": [tensor]}).json()["outputs"]
-    with serfer.open(plans["boxes"], workers="inprocess") as pipeline:
-        assert np.array_equal(np.float32(output["data"]).reshape(output["shape"]), pipeline.run(pixels))
 
 
 async def test_both_clients_get_the_pipelines_answer(url, found):

@@ -1,4 +1,3 @@
-import asyncio
 import json
 import re
 import socket
@@ -7,14 +6,14 @@ import time
 from contextlib import contextmanager, suppress
 
 import pytest
-import uvicorn
 
 from serfer.api.http.protocol import MOST_HEADERS, limited_protocol
-from serfer.pipeline.event_loop import run
+from tests.support.served import running
 
 PATIENCE = 60.0  # s
 LARGE = bytes(16 * 1024 * 1024)  # more than the kernel keeps for a connection
 GOOD = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+LAST = GOOD[:-2] + b"Connection: close\r\n\r\n"
 CHUNKED = b"POST /read HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 SIZED = b"POST /read HTTP/1.1\r\nHost: x\r\nContent-Length: %b\r\n"
 written = threading.Event()
@@ -44,25 +43,9 @@ async def application(scope, receive, send):
 
 @contextmanager
 def serving(header_timeout_s, **settings):
-    config = uvicorn.Config(
-        application, http=limited_protocol(header_timeout_s), lifespan="off", ws="none", log_config=None, **settings
-    )
-    server = uvicorn.Server(config)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        started = threading.Event()
-        thread = threading.Thread(target=run, args=(_serve(server, listener, started),))
-        thread.start()
-        try:
-            assert started.wait(PATIENCE)
-            yield listener.getsockname()[1]
-        finally:
-            server.should_exit = True
-            thread.join(PATIENCE)
-
-
-async def _serve(server, listener, started):
-    asyncio.get_running_loop().call_soon(started.set)
-    await server.serve([listener])
+    protocol = limited_protocol(header_timeout_s)
+    with running(application, http=protocol, lifespan="off", ws="none", **settings) as url:
+        yield int(url.rpartition(":")[2])
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +61,11 @@ def patient():
 
 
 @contextmanager
-def connected(port):
+def connected(port, *pieces):
+    """Connect, and send pieces."""
     with socket.create_connection(("127.0.0.1", port), PATIENCE) as client:
+        for piece in pieces:
+            client.sendall(piece)
         yield client
 
 
@@ -94,9 +80,7 @@ def rest(client):
 
 def exchanged(port, *pieces):
     """Send pieces and return all that the server says until it closes."""
-    with connected(port) as client:
-        for piece in pieces:
-            client.sendall(piece)
+    with connected(port, *pieces) as client:
         return rest(client)
 
 
@@ -124,8 +108,7 @@ def one_answer(client):
 
 
 def works(port):
-    with connected(port) as client:
-        client.sendall(GOOD)
+    with connected(port, GOOD) as client:
         return one_answer(client).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
@@ -137,16 +120,14 @@ def test_a_connection_that_says_nothing_is_closed(quick):
 @pytest.mark.hostile
 def test_an_answer_that_is_not_read_is_given_up(quick):
     written.clear()
-    with connected(quick) as client:
-        client.sendall(GOOD.replace(b"/", b"/large", 1))
+    with connected(quick, GOOD.replace(b"/", b"/large", 1)) as client:
         assert written.wait(PATIENCE)
         assert len(rest(client)) < len(LARGE)
 
 
 @pytest.mark.hostile
 def test_an_answer_that_is_read_slowly_is_written_to_its_end(quick):
-    with connected(quick) as client:
-        client.sendall(GOOD.replace(b"/", b"/large", 1).replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+    with connected(quick, LAST.replace(b"/", b"/large", 1)) as client:
         received = 0
         while piece := client.recv(1024 * 1024):
             received += len(piece)
@@ -187,8 +168,7 @@ def test_the_timeout_restarts_with_each_request(quick):
 
 @pytest.mark.hostile
 def test_a_body_that_is_read_has_the_application_s_time_not_the_head_s(quick):
-    with connected(quick) as client:
-        client.sendall(b"POST /read HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n1")
+    with connected(quick, b"POST /read HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n1") as client:
         client.settimeout(0.9)
         with pytest.raises(TimeoutError):
             client.recv(1)
@@ -199,8 +179,7 @@ def test_a_body_that_is_read_has_the_application_s_time_not_the_head_s(quick):
 
 @pytest.mark.hostile
 def test_an_unread_body_does_not_hold_a_connection_open(quick):
-    with connected(quick) as client:
-        client.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000000\r\n\r\n")
+    with connected(quick, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000000\r\n\r\n") as client:
         assert one_answer(client).endswith(b"\r\n\r\n0")
         client.settimeout(0.02)
         while not closed(client):
@@ -219,8 +198,7 @@ def closed(client):
 
 @pytest.mark.hostile
 def test_an_unread_body_may_end_and_the_next_request_follow(patient):
-    with connected(patient) as client:
-        client.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 300000\r\n\r\n")
+    with connected(patient, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 300000\r\n\r\n") as client:
         assert one_answer(client).endswith(b"\r\n\r\n0")
         client.sendall(b"x" * 300_000 + GOOD)
         assert one_answer(client).startswith(b"HTTP/1.1 200")
@@ -228,8 +206,7 @@ def test_an_unread_body_may_end_and_the_next_request_follow(patient):
 
 @pytest.mark.hostile
 def test_requests_in_a_row_are_answered_in_a_row(patient):
-    with connected(patient) as client:
-        client.sendall(GOOD + GOOD.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+    with connected(patient, GOOD + LAST) as client:
         assert rest(client).count(b"HTTP/1.1 200 OK") == 2
 
 
@@ -254,8 +231,8 @@ def test_a_large_head_is_refused_even_where_it_arrives_at_once(patient, head):
 
 @pytest.mark.hostile
 def test_a_head_within_the_bounds_is_not_refused(patient):
-    with connected(patient) as client:
-        client.sendall(GOOD[:-2] + b"X: " + b"y" * 100 + b"\r\n" + b"Y: z\r\n" * (MOST_HEADERS - 2) + b"\r\n")
+    fields = b"X: " + b"y" * 100 + b"\r\n" + b"Y: z\r\n" * (MOST_HEADERS - 2)
+    with connected(patient, GOOD[:-2] + fields + b"\r\n") as client:
         assert one_answer(client).startswith(b"HTTP/1.1 200")
 
 
@@ -299,8 +276,7 @@ def test_invalid_http_is_refused_with_a_reason(patient, message):
 @pytest.mark.hostile
 @pytest.mark.parametrize("pieces", [1, 3, 1000])
 def test_chunks_and_trailers_may_arrive_in_pieces_and_more_requests_with_them(patient, pieces):
-    sent = 2 * (CHUNKED + b"2;a=b\r\nab\r\n0\r\nX: y\r\n\r\n" + CHUNKED + b"1\r\na\r\n0\r\n\r\n")
-    sent += GOOD[:-2] + b"Connection: close\r\n\r\n"
+    sent = 2 * (CHUNKED + b"2;a=b\r\nab\r\n0\r\nX: y\r\n\r\n" + CHUNKED + b"1\r\na\r\n0\r\n\r\n") + LAST
     answers = exchanged(patient, *(sent[first : first + pieces] for first in range(0, len(sent), pieces)))
     assert re.findall(rb"\r\n\r\n(\d)", answers) == [b"2", b"1", b"2", b"1", b"0"]
 
@@ -316,9 +292,7 @@ def test_what_goes_with_chunks_is_bounded(patient, part):
 def test_the_body_of_a_request_that_offers_an_upgrade_is_no_request(patient):
     """As Java's client offers it with each first request. A parser that ends the message there runs what is in it."""
     offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n"
-    with connected(patient) as client:
-        client.sendall(b"POST /read HTTP/1.1\r\nHost: x\r\n" + offer + b"Content-Length: %d\r\n\r\n" % len(GOOD))
-        client.sendall(GOOD)
+    with connected(patient, SIZED % (b"%d" % len(GOOD)) + offer + b"\r\n", GOOD) as client:
         assert one_answer(client).endswith(b"\r\n\r\n%d" % len(GOOD))
         client.settimeout(0.05)
         with pytest.raises(TimeoutError):
@@ -327,8 +301,7 @@ def test_the_body_of_a_request_that_offers_an_upgrade_is_no_request(patient):
 
 @pytest.mark.hostile
 def test_a_body_that_breaks_off_its_framing_after_the_answer_ends_the_connection(patient):
-    with connected(patient) as client:
-        client.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+    with connected(patient, b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n") as client:
         assert one_answer(client).endswith(b"\r\n\r\n0")
         client.sendall(b"no number\r\n")
         assert rest(client) == b""
@@ -337,8 +310,8 @@ def test_a_body_that_breaks_off_its_framing_after_the_answer_ends_the_connection
 
 @pytest.mark.hostile
 def test_a_client_that_leaves_in_the_middle_of_a_head_is_forgotten(patient):
-    with connected(patient) as client:
-        client.sendall(GOOD[:9])
+    with connected(patient, GOOD[:9]):
+        pass
     assert works(patient)
 
 

@@ -1,5 +1,4 @@
 import asyncio
-import json
 import time
 
 import pytest
@@ -9,9 +8,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from serfer.api.admission import Bytes
 from serfer.api.http.request_middleware import RequestMiddleware
-from serfer.api.observability.metrics import Metrics
 from serfer.api.observability.telemetry import Telemetry
-from tests.api.logged import logged
 
 CAREFUL = {
     "x-content-type-options": "nosniff",
@@ -19,17 +16,6 @@ CAREFUL = {
     "x-frame-options": "DENY",
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
 }
-
-
-@pytest.fixture
-def lines():
-    with logged() as stream:
-        yield lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
-
-
-@pytest.fixture
-def metrics():
-    return Metrics({"small": "digest"})
 
 
 @pytest.fixture

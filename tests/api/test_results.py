@@ -14,7 +14,6 @@ from tests import bugs
 from tests.support.served import until
 
 PATIENCE = 30.0
-ID = "a" * 32
 
 
 class SlowCoordination(InterceptedCoordination):
@@ -29,6 +28,17 @@ class SlowCoordination(InterceptedCoordination):
         self.writing.set()
         assert self.may_write.wait(PATIENCE)
         return super().compare_and_set(*arguments)
+
+    async def cancel_during_write(self, queries, job_id, cause):
+        """Set the event that causes a write, and cancel a job while that is under way."""
+        self.writing.clear()
+        self.may_write.clear()
+        cause.set()
+        await until(self.writing.is_set)
+        cancelling = asyncio.create_task(queries.cancel(job_id, ""))
+        await asyncio.sleep(0.02)
+        self.may_write.set()
+        await cancelling
 
 
 def coordination():
@@ -63,14 +73,7 @@ async def test_a_result_that_is_deleted_while_its_state_is_being_written_stays_d
         return {}
 
     job_id = (await begin(results, work))["id"]
-    slow.writing.clear()
-    slow.may_write.clear()
-    may_end.set()
-    await until(slow.writing.is_set)
-    deleting = asyncio.create_task(results.cancel(job_id, ""))
-    await asyncio.sleep(0.02)
-    slow.may_write.set()
-    await deleting
+    await slow.cancel_during_write(results, job_id, may_end)
     assert await status(results, job_id) == 404
     await until(lambda: not results.runner)
     assert await status(results, job_id) == 404
@@ -91,14 +94,7 @@ async def test_a_result_that_another_driver_deletes_stops_and_does_not_come_back
 
     may_go_on = asyncio.Event()
     job_id = (await begin(mine, work))["id"]
-    slow.writing.clear()
-    slow.may_write.clear()
-    may_go_on.set()
-    await until(slow.writing.is_set)  # the driver is about to write "running"
-    deleting = asyncio.create_task(other.cancel(job_id, ""))
-    await asyncio.sleep(0.02)
-    slow.may_write.set()
-    await deleting
+    await slow.cancel_during_write(other, job_id, may_go_on)  # the driver is about to write "running"
     await stopped.wait()
     await until(lambda: not mine.runner)
     assert await status(other, job_id) == 404

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import numpy as np
 import pytest
@@ -21,21 +22,9 @@ from serfer.fleet.purchase import Purchase
 from tests.support.served import PNG, asking, ended, png
 
 
-class Target:
-    answer = None
-
-    async def run(self, _batch, _deadline_s, _asker):
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
-
-    async def close(self):
-        pass
-
-
 @pytest.fixture
 def target(service):
-    service.pipelines["small"].target = Target()
+    service.pipelines["small"].target = SimpleNamespace(run=AsyncMock(), close=AsyncMock())
     return service.pipelines["small"].target
 
 
@@ -44,7 +33,7 @@ def classify(http, **parameters):
 
 
 def test_an_answer_of_an_instance_says_so_and_is_explained(http, target):
-    target.answer = InstanceAnswer(np.arange(7, dtype=np.float32)[None], "i-1", 8, 3.5, 2e-6)
+    target.run.return_value = InstanceAnswer(np.arange(7, dtype=np.float32)[None], "i-1", 8, 3.5, 2e-6)
     body = classify(http, explain=True).json()
     assert (body["target"], body["stages"], body["cost_usd"], body["store"]["puts"]) == ("gpu", [], 2e-6, 0)
     assert body["images"][0]["predictions"][0]["index"] == 6
@@ -60,14 +49,14 @@ def test_an_answer_of_an_instance_says_so_and_is_explained(http, target):
     ],
 )
 def test_a_query_that_no_target_accepts_is_refused_with_retry_after(http, target, error, kind, wait):
-    target.answer = error
+    target.run.side_effect = error
     refused = classify(http)
     assert (refused.status_code, refused.json()["type"], refused.headers["Retry-After"]) == (429, kind, wait)
 
 
 def test_a_refusal_counts_as_shed(target, service, settings):
     telemetry = open_telemetry(service.pipelines)
-    target.answer = CeilingError("spent", retry_after_s=10)
+    target.run.side_effect = CeilingError("spent", retry_after_s=10)
     counting = Service(service.pipelines, Admission(4, 8), telemetry)
     with asking(make_app(counting, settings, None, telemetry)) as http:
         classify(http)
@@ -114,6 +103,6 @@ def test_metrics_cover_the_pool():
 
 
 def test_a_watched_query_that_an_instance_answers_ends(http, target):
-    target.answer = InstanceAnswer(np.zeros((1, 7), np.float32), "i-1", 1, 1.0, 0.0)
+    target.run.return_value = InstanceAnswer(np.zeros((1, 7), np.float32), "i-1", 1, 1.0, 0.0)
     state = ended(http, http.post("/v1/classify", content=png(), headers={**PNG, "Prefer": "respond-async"}))
     assert (state["status"], state["result"]["target"]) == ("done", "gpu")

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -31,6 +32,16 @@ class Pipeline:
         future = asyncio.get_running_loop().create_future()
         self.begun.append((future, deadline_s, context))
         return await future
+
+    async def begin(self, count=1):
+        """Wait until so many queries have begun, and return the future of the last of them."""
+        await until(lambda: len(self.begun) >= count)
+        return self.begun[count - 1][0]
+
+    async def end_all(self, count):
+        """Let so many queries have their numbers for results, one after the other."""
+        for number in range(count):
+            (await self.begin(number + 1)).set_result(Served(number))
 
     def function_load(self):
         return None
@@ -92,10 +103,10 @@ def classify(service, **changes):
 class TestQueries:
     async def test_a_cancelled_caller_cancels_the_query(self, service, pipeline, observed):
         task = classify(service)
-        await until(lambda: pipeline.begun)
+        running = await pipeline.begin()
         task.cancel()
         await asyncio.wait((task,))
-        assert pipeline.begun[0][0].cancelled()
+        assert running.cancelled()
         assert service.admission.turns.running == 0
         assert len(observed.failures) == 1
 
@@ -109,22 +120,20 @@ class TestQueries:
 
     async def test_waiting_counts_towards_the_deadline(self, service, pipeline):
         first, second = classify(service), classify(service)
-        await until(lambda: pipeline.begun)
+        await pipeline.begin()
         await asyncio.sleep(0.05)
-        pipeline.begun[0][0].set_result(Served("first"))
-        await until(lambda: len(pipeline.begun) == 2)
+        await pipeline.end_all(2)
         assert pipeline.begun[1][1] <= 60.0 - 0.05
-        pipeline.begun[1][0].set_result(Served("second"))
-        assert [(await task).result for task in (first, second)] == ["first", "second"]
+        assert [(await task).result for task in (first, second)] == ["0", "1"]
         assert (await second).queued_s >= 0.05
 
     async def test_a_deadline_that_passes_in_the_queue_is_a_deadline_error(self, service, pipeline, observed):
         first = classify(service)
-        await until(lambda: pipeline.begun)
+        await pipeline.begin()
         with pytest.raises(DeadlineError):
             await classify(service, deadline_s=0.01)
         assert [type(error) for _, error in observed.failures] == [DeadlineError]
-        pipeline.begun[0][0].set_result(Served())
+        await pipeline.end_all(1)
         await first
 
     async def test_a_deadline_stops_decoding(self, service, pipeline, observed):
@@ -146,9 +155,8 @@ class TestQueries:
         await asyncio.sleep(0)
         service.decoders.endless = False
         served = classify(service)
-        await until(lambda: pipeline.begun)
-        pipeline.begun[0][0].set_result(Served("served"))
-        assert (await served).result == "served"
+        await pipeline.end_all(1)
+        assert (await served).result == "0"
         for task in hostile:
             task.cancel()
         await asyncio.wait(hostile)
@@ -158,9 +166,7 @@ class TestQueries:
         together = [classify(service) for _ in range(4)]  # the first look finds room for each of them
         await until(lambda: pipeline.begun and sum(task.done() for task in together) == 2)
         assert service.decoders.decoded == 2
-        for number in range(2):
-            await until(lambda: len(pipeline.begun) > number)  # noqa: B023 - awaited in the loop
-            pipeline.begun[number][0].set_result(Served("served"))
+        await pipeline.end_all(2)
         ended = await asyncio.gather(*together, return_exceptions=True)
         assert [isinstance(each, Problem) for each in ended].count(True) == 2
         assert (service.admission.turns.running, service.admission.queries.count) == (0, 0)
@@ -172,9 +178,7 @@ class TestQueries:
             await service.predict(query(client="b"), [b"image"], ["a.png"], Wanted(0))
         served = classify(service, client="b")
         await until(flood[-1].done)
-        for number in range(5):
-            await until(lambda: len(pipeline.begun) > number)  # noqa: B023 - awaited in the loop
-            pipeline.begun[number][0].set_result(Served(number))
+        await pipeline.end_all(5)
         assert (await served).result == "2"  # after one of the flood that ran, and one whose line was first
         ended = await asyncio.gather(*flood, return_exceptions=True)
         assert [isinstance(end, Problem) for end in ended] == [False] * 4 + [True]
@@ -183,11 +187,11 @@ class TestQueries:
     async def test_decoded_pixels_count_with_the_bytes_that_requests_hold(self, service, pipeline):
         service.admission.bytes.most = 1
         first = classify(service)
-        await until(lambda: pipeline.begun)
+        await pipeline.begin()
         with pytest.raises(Problem, match="hold all the memory"):
             await classify(service)
         assert service.admission.queries.count == 1
-        pipeline.begun[0][0].set_result(Served())
+        await pipeline.end_all(1)
         await first
         assert (service.admission.bytes.held, service.admission.queries.count) == (0, 0)
 
@@ -199,17 +203,15 @@ class TestQueries:
 
     async def test_a_query_knows_the_request_that_it_came_with(self, service, pipeline):
         task = classify(service)
-        await until(lambda: pipeline.begun)
+        await pipeline.end_all(1)
         assert pipeline.begun[0][2].request == "request-1"
-        pipeline.begun[0][0].set_result(Served())
         await task
 
 
 class TestHealth:
     async def test_a_query_that_was_throttled_raises_no_doubt(self, service, pipeline):
         task = classify(service)
-        await until(lambda: pipeline.begun)
-        pipeline.begun[0][0].set_exception(LambdaThrottledError("Rate Exceeded."))
+        (await pipeline.begin()).set_exception(LambdaThrottledError("Rate Exceeded."))
         with pytest.raises(LambdaThrottledError) as caught:
             await task
         problem = problem_of(caught.value)
@@ -237,8 +239,7 @@ class TestHealth:
     async def test_after_a_failure_of_functions_they_have_to_start(self, service, pipeline, first):
         """A check that was throttled does not clear it."""
         task = classify(service)
-        await until(lambda: pipeline.begun)
-        pipeline.begun[0][0].set_exception(LambdaUnavailableError("gone"))
+        (await pipeline.begin()).set_exception(LambdaUnavailableError("gone"))
         with pytest.raises(LambdaUnavailableError):
             await task
         for pipeline.next_health in (first, Health(), Health()):
@@ -247,40 +248,29 @@ class TestHealth:
         assert pipeline.health_looks == [True, True, False]
 
 
-def looked(pipelines, models):
-    """Return the health of a service with pipelines of variants beside those of its models."""
-
-    async def look():
-        service = Service({name: pipelines[name] for name in models}, Admission(1, 4), Observed(), NoDecoders())
-        service.pipelines |= pipelines
-        return await service.health()
-
-    return asyncio.run(look())
+WELL, ILL = Health(), Health(functions="gone")
 
 
-def ill(text):
-    pipeline = Pipeline()
-    pipeline.next_health = Health(functions=text)
-    return pipeline
-
-
-def test_one_variant_that_is_well_suffices():
-    assert looked({"m": Pipeline(), "a:one": ill("gone"), "a:two": Pipeline()}, ["m"]).ready
-    assert looked({"a:one": ill("gone"), "a:two": Pipeline()}, []).ready
-
-
-def test_variants_that_are_all_ill_make_the_driver_unready():
-    assert looked({"m": Pipeline(), "a:one": ill("gone"), "a:two": ill("gone")}, ["m"]).functions == "gone"
-
-
-def test_a_variant_that_is_closed_while_it_is_looked_at_is_left_out():
-    closed = Pipeline()
-    closed.look = cancelled
-    assert looked({"m": Pipeline(), "a:one": closed}, ["m"]).ready
-
-
-async def cancelled(*, start):  # noqa: ARG001 - a pipeline's
-    raise asyncio.CancelledError
+@pytest.mark.parametrize(
+    ("model", "variants", "health"),
+    [
+        (WELL, [ILL, WELL], WELL),
+        (None, [ILL, WELL], WELL),
+        (WELL, [ILL, ILL], ILL),
+        (WELL, [asyncio.CancelledError()], WELL),
+    ],
+)
+async def test_of_variants_beside_models_one_that_is_well_suffices_and_one_that_is_closed_is_left_out(
+    model, variants, health
+):
+    pipelines = {}
+    for name, look in {"m": model, **{f"a:{number}": look for number, look in enumerate(variants)}}.items():
+        if look is not None:
+            pipelines[name] = SimpleNamespace(health=AsyncMock(side_effect=[look]), function_load=lambda: None)
+    models = {"m": pipelines["m"]} if model else {}
+    service = Service(models, Admission(1, 4), Observed(), NoDecoders())
+    service.pipelines |= pipelines
+    assert await service.health() == health
 
 
 def test_work_is_late_at_its_deadline_and_its_own_errors_stay_its_own():

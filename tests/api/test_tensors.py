@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from pydantic import ValidationError
 from starlette.datastructures import Headers
-from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput, InferResult
+from tritonclient.http import InferenceServerClient, InferRequestedOutput, InferResult
 
 from serfer.api.http.body import CODINGS, accepted, coding_of, compress, decompress
 from serfer.api.http.inference_models import InferenceRequest, RequestParameters
 from serfer.api.http.problems import Problem
 from serfer.api.http.tensors import Inference, Signature, TensorForm, WantedOutput, decode_request, encode_answer
 from serfer.core.errors import NotFiniteError
+from tests.support.tensors import triton_input
 
 MOST = 3
 INPUT = TensorForm("input", "FP32", (2, 3, 4))
@@ -34,9 +35,9 @@ FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 def written(array, name, *, binary=True, outputs=None, **more):
     """Return the body that Triton's client makes of an array, and the length of its JSON."""
-    tensor = InferInput(name, list(array.shape), {"f": "FP32", "u": "UINT8"}[array.dtype.kind])
-    tensor.set_data_from_numpy(array, binary_data=binary)
-    return InferenceServerClient.generate_request_body([tensor], outputs=outputs, **more)
+    return InferenceServerClient.generate_request_body(
+        triton_input(array, name, binary=binary), outputs=outputs, **more
+    )
 
 
 def read(body, header):
@@ -48,6 +49,15 @@ def request(**changes):
     tensor = {"name": "input", "shape": [1, 2, 3, 4], "datatype": "FP32", "data": [0] * 24}
     tensor = {name: value for name, value in {**tensor, **changes}.items() if value is not None}
     return {"inputs": [tensor]}
+
+
+def pixels(last):
+    """Return a request of one image of 8-bit pixels, of which the last has this value."""
+    return request(name="image", datatype="UINT8", shape=[1, 3, 4, 2], data=[*[0] * 23, last])
+
+
+def logits_request(**parameters):
+    return request() | {"outputs": [LOGITS_WANTED | {"parameters": parameters}]}
 
 
 def decoded(**members):
@@ -116,66 +126,52 @@ class TestRequests:
 
 class TestRefusals:
     @pytest.mark.parametrize(
-        ("changes", "words"),
+        ("document", "words"),
         [
-            ({"datatype": "FP64"}, ["'input'", "'FP64'", "FP32"]),
-            ({"datatype": "BYTES", "data": ["x"]}, ["'input'", "'BYTES'", "FP32"]),
-            ({"datatype": 7}, ["inputs[0].datatype", "string"]),
-            ({"name": "pixels"}, ["'pixels'", "'input' or 'image'"]),
-            ({"shape": [1, 3, 2, 4]}, ["[1, 3, 2, 4]", "[-1, 2, 3, 4]"]),
-            ({"shape": [1.0, 2, 3, 4]}, ["inputs[0].shape[0]"]),
-            ({"shape": None}, ["inputs[0].shape"]),
-            ({"shape": [0, 2, 3, 4]}, ["0 images", "1 to 3"]),
-            ({"shape": [4, 2, 3, 4]}, ["4 images", "1 to 3"]),
-            ({"shape": [10**4000, 2, 3, 4]}, ["images", "1 to 3"]),
-            ({"data": [0] * 23}, ["data", "24 numbers"]),
-            ({"data": [0] * 25}, ["24 numbers"]),
-            ({"data": None}, ["24 numbers"]),
-            ({"data": [[0] * 24]}, ["nested as [1, 2, 3, 4]"]),
-            ({"data": [[[[0] * 4] * 3, [[0] * 4, [0] * 4, [0] * 5]]]}, ["nested"]),
-            ({"data": [[[[0] * 4] * 3, [[0] * 4, [0] * 4, 0]]]}, ["nested"]),
-            ({"data": [*[0] * 23, "1"]}, ["something else than FP32"]),
-            ({"data": [*[0] * 23, True]}, ["something else than FP32"]),
-            ({"data": [*[0] * 23, 1e39]}, ["FP32 cannot hold"]),
-            ({"data": [*[0] * 23, 10**400]}, ["FP32 cannot hold"]),
-            ({"parameters": {"binary_data_size": 96}}, ["both"]),
-            ({"parameters": {"binary_data_size": 96}, "data": None}, ["no Inference-Header-Content-Length"]),
-            ({"parameters": {"binary_data_size": 10**4000}, "data": None}, ["binary_data_size"]),
-            ({"parameters": {"shared_memory_region": "r"}, "data": None}, ["shared_memory_region"]),
-            ({"parameters": {"deep": []}}, ["'deep'"]),
-            ({"unknown\n": 1}, ["inputs[0]", "'unknown'"]),
+            (request(datatype="FP64"), ["'input'", "'FP64'", "FP32"]),
+            (request(datatype="BYTES", data=["x"]), ["'input'", "'BYTES'", "FP32"]),
+            (request(datatype=7), ["inputs[0].datatype", "string"]),
+            (request(name="pixels"), ["'pixels'", "'input' or 'image'"]),
+            (request(shape=[1, 3, 2, 4]), ["[1, 3, 2, 4]", "[-1, 2, 3, 4]"]),
+            (request(shape=[1.0, 2, 3, 4]), ["inputs[0].shape[0]"]),
+            (request(shape=None), ["inputs[0].shape"]),
+            (request(shape=[0, 2, 3, 4]), ["0 images", "1 to 3"]),
+            (request(shape=[4, 2, 3, 4]), ["4 images", "1 to 3"]),
+            (request(shape=[10**4000, 2, 3, 4]), ["images", "1 to 3"]),
+            (request(data=[0] * 23), ["data", "24 numbers"]),
+            (request(data=[0] * 25), ["24 numbers"]),
+            (request(data=None), ["24 numbers"]),
+            (request(data=[[0] * 24]), ["nested as [1, 2, 3, 4]"]),
+            (request(data=[[[[0] * 4] * 3, [[0] * 4, [0] * 4, [0] * 5]]]), ["nested"]),
+            (request(data=[[[[0] * 4] * 3, [[0] * 4, [0] * 4, 0]]]), ["nested"]),
+            (request(data=[*[0] * 23, "1"]), ["something else than FP32"]),
+            (request(data=[*[0] * 23, True]), ["something else than FP32"]),
+            (request(data=[*[0] * 23, 1e39]), ["FP32 cannot hold"]),
+            (request(data=[*[0] * 23, 10**400]), ["FP32 cannot hold"]),
+            (request(parameters={"binary_data_size": 96}), ["both"]),
+            (request(parameters={"binary_data_size": 96}, data=None), ["no Inference-Header-Content-Length"]),
+            (request(parameters={"binary_data_size": 10**4000}, data=None), ["binary_data_size"]),
+            (request(parameters={"shared_memory_region": "r"}, data=None), ["shared_memory_region"]),
+            (request(parameters={"deep": []}), ["'deep'"]),
+            (request(**{"unknown\n": 1}), ["inputs[0]", "'unknown'"]),
+            *((pixels(last=value), ["UINT8"]) for value in (256, -1, 1.0, True, 10**30)),
+            (request() | {"inputs": []}, ["inputs", "1 item"]),
+            (request() | {"inputs": [1]}, ["inputs[0]", "object"]),
+            (request() | {"inputs": request()["inputs"] * 2}, ["inputs", "1 item"]),
+            (request() | {"outputs": [LOGITS_WANTED] * 2}, ["outputs[1]", "'logits'", "twice"]),
+            (request() | {"outputs": [LOGITS_WANTED] * 17}, ["outputs", "16 items"]),
+            (request() | {"outputs": [{"name": "probabilities"}]}, ["'probabilities'", "'logits'"]),
+            (request() | {"outputs": [LOGITS_WANTED | {"data": []}]}, ["outputs[0]", "'data'"]),
+            (logits_request(binary_data=1), ["outputs[0].parameters.binary_data"]),
+            (logits_request(classification=-1), ["parameters.classification"]),
+            (logits_request(shared_memory_region="r"), ["shared_memory_region"]),
+            (request() | {"parameters": {"binary_data_output": "yes"}}, ["parameters.binary_data_output"]),
+            (request() | {"id": "x" * 5000}, ["id"]),
+            (request() | {"inptus": []}, ["'inptus'"]),
         ],
     )
-    def test_an_invalid_tensor_is_refused_by_name(self, changes, words):
-        message = refusal(request(**changes))
-        for word in words:
-            assert word in message
-
-    @pytest.mark.parametrize("value", [256, -1, 1.0, True, 10**30])
-    def test_an_invalid_pixel_is_refused(self, value):
-        message = refusal(request(name="image", datatype="UINT8", shape=[1, 3, 4, 2], data=[*[0] * 23, value]))
-        assert "UINT8" in message
-
-    @pytest.mark.parametrize(
-        ("member", "value", "words"),
-        [
-            ("inputs", [], ["inputs", "1 item"]),
-            ("inputs", [1], ["inputs[0]", "object"]),
-            ("inputs", request()["inputs"] * 2, ["inputs", "1 item"]),
-            ("outputs", [LOGITS_WANTED] * 2, ["outputs[1]", "'logits'", "twice"]),
-            ("outputs", [LOGITS_WANTED] * 17, ["outputs", "16 items"]),
-            ("outputs", [{"name": "probabilities"}], ["'probabilities'", "'logits'"]),
-            ("outputs", [LOGITS_WANTED | {"data": []}], ["outputs[0]", "'data'"]),
-            ("outputs", [LOGITS_WANTED | {"parameters": {"binary_data": 1}}], ["outputs[0].parameters.binary_data"]),
-            ("outputs", [LOGITS_WANTED | {"parameters": {"classification": -1}}], ["parameters.classification"]),
-            ("outputs", [LOGITS_WANTED | {"parameters": {"shared_memory_region": "r"}}], ["shared_memory_region"]),
-            ("parameters", {"binary_data_output": "yes"}, ["parameters.binary_data_output"]),
-            ("id", "x" * 5000, ["id"]),
-            ("inptus", [], ["'inptus'"]),
-        ],
-    )
-    def test_an_invalid_request_is_refused_by_name(self, member, value, words):
-        message = refusal(request() | {member: value})
+    def test_an_invalid_tensor_or_request_is_refused_by_name(self, document, words):
+        message = refusal(document)
         for word in words:
             assert word in message
 

@@ -1,11 +1,7 @@
 """The timeline and the spans of a gang: a member's invocation appears once, cut into its stages."""
 
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from serfer.api.observability.telemetry import Tracing
 from serfer.api.observability.timeline import timeline_of
 from serfer.api.service import ServiceResult
 from serfer.core.costs.aws import shipped_aws
@@ -68,11 +64,8 @@ def test_a_member_that_failed_and_was_retried_is_there_twice_in_the_first_stage_
     ]
 
 
-def test_spans_of_a_members_stages_hang_under_its_task():
+def test_spans_of_a_members_stages_hang_under_its_task(tracing, exporter):
     result = served(*STARTED, (10.035, TaskDone(0, 1, 0, SECOND)), (10.061, TaskDone(0, 0, 0, FIRST)))
-    exporter, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    tracing = Tracing(provider)
     with tracing.request({"headers": [], "method": "POST"}):
         tracing.answered("small", result)
     known = {span.context.span_id: span for span in exporter.get_finished_spans()}

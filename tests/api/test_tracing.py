@@ -3,16 +3,12 @@ import subprocess
 import sys
 import time
 from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from serfer.api.app import make_app
-from serfer.api.observability.metrics import Metrics
-from serfer.api.observability.telemetry import Telemetry, Tracing, open_tracing
+from serfer.api.observability.telemetry import Telemetry, open_tracing
 from serfer.api.service import ServiceResult
 from serfer.core.errors import StoreUnavailableError
 from serfer.core.keys import StoreCounts
@@ -27,25 +23,8 @@ PARENT = "b7ad6b7169203331"
 
 
 @pytest.fixture
-def exporter():
-    return InMemorySpanExporter()
-
-
-@pytest.fixture
-def tracing(exporter):
-    provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    return Tracing(provider)
-
-
-@pytest.fixture
-def observed(tracing):
-    return Telemetry(Metrics({"small": "digest"}), tracing)
-
-
-@pytest.fixture
-def app(service, settings, observed):
-    return make_app(service, settings, telemetry=observed)
+def observed(metrics, tracing):
+    return Telemetry(metrics, tracing)
 
 
 @pytest.fixture
@@ -101,9 +80,7 @@ class TestRequests:
         assert recorded["query"].parent.span_id == recorded["POST /v1/classify"].context.span_id
 
     def test_a_failure_is_an_error_without_words(self, http, spans, service, monkeypatch):
-        async def unavailable(*_, **__):
-            raise StoreUnavailableError("secret words")
-
+        unavailable = AsyncMock(side_effect=StoreUnavailableError("secret words"))
         monkeypatch.setattr(service.pipelines["small"], "answer", unavailable)
         assert http.post("/v1/classify", content=png(), headers=PNG).status_code == 503
         span = spans()["POST /v1/classify"]

@@ -7,25 +7,22 @@ seconds say more of the machine than of the service.
 import asyncio
 import base64
 import gzip
-import json
 import sys
 import threading
 import tracemalloc
 
 import numpy as np
 import pytest
+from tritonclient.http import InferenceServerClient
 
-import serfer
-from serfer.api.admission import Admission
 from serfer.api.app import make_app
-from serfer.api.decoding.decoders import Decoders
 from serfer.api.entrypoints.serving import make_jobs
 from serfer.api.routes import inference
-from serfer.api.service import Service
 from serfer.core.errors import OverloadedError
 from serfer.settings import Settings
 from tests.e2e.small import SIZE
-from tests.support.served import PATIENCE, Observed, png
+from tests.support.served import PATIENCE, png
+from tests.support.tensors import triton_input
 
 MOST = 512 * 1024  # the largest body
 IMAGES = 16
@@ -34,7 +31,8 @@ FOLD = 8  # bodies that one request may take in memory at once, decoded and in a
 STEPS = 40_000  # calls of the event loop's thread for a whole request
 HEAVY = {"decompress", "from_json", "loads", "a2b_base64"}  # C functions that are for other threads where there is much
 INFER = "/v2/models/small/infer"
-FORM = "multipart/form-data; boundary=edge"
+CLASSIFY = "/v1/classify"
+FORM, JSON, OCTETS = "multipart/form-data; boundary=edge", "application/json", "application/octet-stream"
 NOISE = np.random.default_rng(0).standard_normal((IMAGES, 3, SIZE, SIZE)).astype(np.float32)
 
 
@@ -49,60 +47,40 @@ def full(unit, start=b"", end=b""):
 
 def tensor(array, *, binary):
     """Return a request of the inference protocol, and how many of its bytes are JSON."""
-    given = {"name": "input", "shape": list(array.shape), "datatype": "FP32"}
-    if not binary:
-        return json.dumps({"inputs": [given | {"data": array.ravel().round(5).tolist()}]}).encode(), None
-    head = json.dumps({"inputs": [given | {"parameters": {"binary_data_size": array.nbytes}}]}).encode()
-    return head + array.tobytes(), len(head)
+    return InferenceServerClient.generate_request_body(triton_input(array, binary=binary))
 
 
-def zeros():
-    return np.zeros_like(NOISE)
-
-
+ZEROS = tensor(np.zeros_like(NOISE), binary=True)
 FIELDS = b"".join(part(b'name="f%d"' % number) for number in range(MOST // 64))
 PHOTO = png(380, 380)
 PHOTOS = [png(90, 90, seed) for seed in range(IMAGES)]
 BODIES = {  # how it is sent: path, Content-Type, body, bytes of JSON, coding
-    "raw": ("/v1/classify", "image/png", PHOTO),
-    "raw, no image": ("/v1/classify", "image/png", full(b"\x89PNG\r\n\x1a\n")),
-    "form": ("/v1/classify", FORM, b"".join(part(b'name="image"', each) for each in PHOTOS) + b"--edge--"),
-    "form of nothing": ("/v1/classify", FORM, full(part(b'name="image"'), end=b"--edge--")),
-    "form of one head": ("/v1/classify", FORM, full(b"a", b'--edge\r\nContent-Disposition: form-data; name="')),
-    "base64": (
-        "/v1/classify",
-        "application/json",
-        json.dumps({"images": [{"data": base64.b64encode(PHOTO[: MOST // 2]).decode()}]}).encode(),
-    ),
-    "JSON of lists": ("/v1/classify", "application/json", full(b"[],", b'{"images": [', b"[]]}")),
-    "JSON, nested": ("/v1/classify", "application/json", full(b"[")),
-    "raw, gzip": ("/v1/classify", "image/png", gzip.compress(PHOTO), None, "gzip"),
-    "tensor": (INFER, "application/json", tensor(NOISE, binary=False)[0][:MOST]),
-    "tensor of lists": (INFER, "application/json", full(b"[],", b'{"inputs": [', b"[]]}")),
-    "binary tensor": (INFER, "application/octet-stream", *tensor(NOISE, binary=True)),
-    "tensor, gzip": (INFER, "application/json", gzip.compress(tensor(zeros(), binary=False)[0]), None, "gzip"),
-    "binary tensor, gzip": (
-        INFER,
-        "application/octet-stream",
-        gzip.compress(tensor(zeros(), binary=True)[0]),
-        tensor(zeros(), binary=True)[1],
-        "gzip",
-    ),
-    "gzip of 64 MiB": (INFER, "application/json", gzip.compress(bytes(64 << 20)), None, "gzip"),
-    "form of fields": ("/v1/classify", FORM, FIELDS + b"--edge--"),
+    "raw": (CLASSIFY, "image/png", PHOTO),
+    "raw, no image": (CLASSIFY, "image/png", full(b"\x89PNG\r\n\x1a\n")),
+    "form": (CLASSIFY, FORM, b"".join(part(b'name="image"', each) for each in PHOTOS) + b"--edge--"),
+    "form of nothing": (CLASSIFY, FORM, full(part(b'name="image"'), end=b"--edge--")),
+    "form of one head": (CLASSIFY, FORM, full(b"a", b'--edge\r\nContent-Disposition: form-data; name="')),
+    "base64": (CLASSIFY, JSON, b'{"images": [{"data": "%b"}]}' % base64.b64encode(PHOTO[: MOST // 2])),
+    "JSON of lists": (CLASSIFY, JSON, full(b"[],", b'{"images": [', b"[]]}")),
+    "JSON, nested": (CLASSIFY, JSON, full(b"[")),
+    "raw, gzip": (CLASSIFY, "image/png", gzip.compress(PHOTO), None, "gzip"),
+    "tensor": (INFER, JSON, tensor(NOISE, binary=False)[0][:MOST]),
+    "tensor of lists": (INFER, JSON, full(b"[],", b'{"inputs": [', b"[]]}")),
+    "binary tensor": (INFER, OCTETS, *tensor(NOISE, binary=True)),
+    "tensor, gzip": (INFER, JSON, gzip.compress(tensor(np.zeros_like(NOISE), binary=False)[0]), None, "gzip"),
+    "binary tensor, gzip": (INFER, OCTETS, gzip.compress(ZEROS[0]), ZEROS[1], "gzip"),
+    "gzip of 64 MiB": (INFER, JSON, gzip.compress(bytes(64 << 20)), None, "gzip"),
+    "form of fields": (CLASSIFY, FORM, FIELDS + b"--edge--"),
     "job": ("/v1/jobs", FORM, FIELDS + b"--edge--"),
 }
 TOO_LARGE = {"gzip of 64 MiB", "form of nothing", "form of fields"}
 
 
 @pytest.fixture
-def service(small_plan, forks, tmp_path):
-    pipeline = serfer.open(small_plan, store="memory://", workers="inprocess")
-    service = Service({"small": pipeline.asynchronous}, Admission(4, 8), Observed(), Decoders(forks=forks))
+def service(service, tmp_path):
     service.jobs = make_jobs(service, Settings(api_jobs=str(tmp_path)))
     yield service
     service.decoders.end()
-    pipeline.close()
 
 
 def settings(**more):
@@ -180,8 +158,7 @@ def test_every_kind_of_body_takes_bounded_memory_and_steps_of_the_event_loop(ser
 async def test_what_waits_decoded_counts_with_the_bodies(service, monkeypatch):
     """Requests of 1 kB each that are 222 kB decoded: as many wait as the memory for bodies has room for."""
     held, go, waiting = 1_000_000, asyncio.Event(), []
-    body, header = tensor(zeros(), binary=True)
-    small = gzip.compress(body)
+    small = gzip.compress(ZEROS[0])
 
     async def run(_query, array):
         waiting.append(array.nbytes)
@@ -193,7 +170,7 @@ async def test_what_waits_decoded_counts_with_the_bodies(service, monkeypatch):
     app = make_app(service, settings())
 
     async def send(times):
-        sent = [answer(app, INFER, "application/octet-stream", small, header, "gzip") for _ in range(times)]
+        sent = [answer(app, INFER, OCTETS, small, ZEROS[1], "gzip") for _ in range(times)]
         tasks = [asyncio.create_task(each) for each in sent]
         done = 0
         while done + len(waiting) < times:

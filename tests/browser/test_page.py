@@ -8,15 +8,11 @@ import pytest
 from playwright.sync_api import expect
 
 import serfer
-from serfer.api.admission import Admission
-from serfer.api.app import make_app
-from serfer.api.service import Service
-from serfer.settings import Settings
 from tests.browser.conftest import PATIENCE_MS
 from tests.e2e.dense import split_dense
 from tests.e2e.detector import split_detector
 from tests.e2e.small import LABELS
-from tests.support.served import Observed, running
+from tests.support.served import served
 
 pytestmark = pytest.mark.browser
 expect.set_options(timeout=PATIENCE_MS)
@@ -72,14 +68,6 @@ def test_the_comparison_says_what_is_measured_and_what_predicted(opened, url, pi
     expect(page.locator("#compare tbody")).to_contain_text("Unsplit, one function of")
 
 
-def test_an_answer_goes_from_the_status_line_too_when_another_model_is_chosen(opened, url, picture):
-    page, _ = opened(url)
-    answered(ask(page, picture))
-    page.select_option("#model", "lean")
-    expect(page.locator("#status")).to_have_text("")
-    expect(page.locator("#after")).to_be_hidden()
-
-
 def test_every_stages_tiles_lie_over_the_part_that_the_network_sees(opened, url, picture):
     page, _ = opened(url)
     ready(page).set_input_files("#file", picture)
@@ -126,6 +114,8 @@ def test_another_model_brings_another_plan_and_takes_the_old_answer_away(opened,
     page, _ = opened(url)
     answered(ask(page, picture))
     page.get_by_label("Model").select_option("lean")
+    expect(page.locator("#status")).to_have_text("")
+    expect(page.locator("#after")).to_be_hidden()
     expect(page.locator("#stages button")).to_have_count(2)
     expect(page.locator("#model-note")).to_contain_text("3 tasks")
     with page.expect_request("**/v1/classify*") as asked:
@@ -154,14 +144,6 @@ def test_a_model_that_cannot_be_described_leaves_nothing_of_another_one(opened, 
     expect(page.get_by_role("alert")).to_be_hidden()
 
 
-def test_a_problem_goes_when_another_model_is_chosen(opened, url):
-    page, _ = opened(url)
-    ready(page).get_by_role("button", name="Classify").click()
-    expect(page.get_by_role("alert")).to_contain_text("Choose a picture first")
-    page.get_by_label("Model").select_option("lean")
-    expect(page.get_by_role("alert")).to_be_hidden()
-
-
 def test_what_is_no_picture_is_refused_with_its_reason_and_request_id(opened, url, tmp_path):
     wrong = tmp_path / "letter.png"
     wrong.write_bytes(b"Dear Sir or Madam")
@@ -180,6 +162,8 @@ def test_asking_without_a_picture_says_so_and_leads_there(opened, url):
     expect(page.get_by_role("alert")).to_contain_text("Choose a picture first")
     expect(page.get_by_label("Choose a picture")).to_be_focused()
     assert not [place for place in noted.requests if "classify" in place]
+    page.get_by_label("Model").select_option("lean")
+    expect(page.get_by_role("alert")).to_be_hidden()
 
 
 def test_a_key_is_asked_for_kept_in_memory_and_in_the_tab_only_if_wanted(opened, keyed, picture):
@@ -369,52 +353,47 @@ def test_the_api_is_described_without_help_from_elsewhere(opened, url):
 
 
 def test_boxes_are_drawn_over_the_picture(opened, picture, tmp_path):
-    with serfer.open(split_detector(tmp_path), store="memory://", workers="inprocess") as pipeline:
+    plan = split_detector(tmp_path)
+    with serfer.open(plan, store="memory://", workers="inprocess") as pipeline:
         [found] = pipeline.predict([picture])
-        app = make_app(Service({"boxes": pipeline.asynchronous}, Admission(4, 8), Observed()), Settings())
-        with running(app) as url:
-            page, noted = opened(f"{url}/")
-            ready(page).set_input_files("#file", picture)
-            expect(page.locator("#top-k")).to_be_hidden()
-            page.get_by_role("button", name="Detect").click()
-            answered(page)
-            items, drawn = page.locator(".boxes li"), page.locator("#picture .box")
-            expect(drawn).to_have_count(len(found.boxes))
-            assert items.locator(".label").all_inner_texts() == [box.label for box in found.boxes]  # as text, not HTML
-            assert page.locator("#picture svg").get_attribute("viewBox") == f"0 0 {found.width} {found.height}"
-            best = drawn.last  # on top
-            left, top, right, bottom = found.boxes[0].box
-            sides = [float(best.locator("rect").get_attribute(name)) for name in ("x", "y", "width", "height")]
-            assert sides == pytest.approx([left, top, right - left, bottom - top], abs=1e-3)
-            items.first.hover()
-            expect(best).to_have_class(re.compile(r"\blit\b"))
-            assert (noted.errors, noted.violations) == ([], [])
-            other = tmp_path / "other.png"
-            other.write_bytes(picture.read_bytes())
-            page.set_input_files("#file", other)
-            expect(drawn).to_have_count(0)
+    with served({"boxes": plan}) as url:
+        page, noted = opened(f"{url}/")
+        ready(page).set_input_files("#file", picture)
+        expect(page.locator("#top-k")).to_be_hidden()
+        page.get_by_role("button", name="Detect").click()
+        answered(page)
+        items, drawn = page.locator(".boxes li"), page.locator("#picture .box")
+        expect(drawn).to_have_count(len(found.boxes))
+        assert items.locator(".label").all_inner_texts() == [box.label for box in found.boxes]  # as text, not HTML
+        assert page.locator("#picture svg").get_attribute("viewBox") == f"0 0 {found.width} {found.height}"
+        best = drawn.last  # on top
+        left, top, right, bottom = found.boxes[0].box
+        sides = [float(best.locator("rect").get_attribute(name)) for name in ("x", "y", "width", "height")]
+        assert sides == pytest.approx([left, top, right - left, bottom - top], abs=1e-3)
+        items.first.hover()
+        expect(best).to_have_class(re.compile(r"\blit\b"))
+        assert (noted.errors, noted.violations) == ([], [])
+        other = tmp_path / "other.png"
+        other.write_bytes(picture.read_bytes())
+        page.set_input_files("#file", other)
+        expect(drawn).to_have_count(0)
 
 
 def test_maps_and_vectors_are_shown(opened, picture, tmp_path):
-    plan = split_dense(tmp_path, ["classes", "embedding"])
-    with serfer.open(plan, store="memory://", workers="inprocess") as pipeline:
-        app = make_app(Service({"dense": pipeline.asynchronous}, Admission(4, 8), Observed()), Settings())
-        with running(app) as url:
-            page, noted = opened(f"{url}/")
-            ready(page).set_input_files("#file", picture)
-            page.get_by_role("button", name="Run").click()
-            answered(page)
-            expect(page.locator("#answer")).to_contain_text("embedding 5 float32")
-            mask = page.get_by_role("img", name="The output classes")
-            expect(mask).to_have_js_property("naturalWidth", 34)
-            assert (noted.errors, noted.violations) == ([], [])
+    with served({"dense": split_dense(tmp_path, ["classes", "embedding"])}) as url:
+        page, noted = opened(f"{url}/")
+        ready(page).set_input_files("#file", picture)
+        page.get_by_role("button", name="Run").click()
+        answered(page)
+        expect(page.locator("#answer")).to_contain_text("embedding 5 float32")
+        mask = page.get_by_role("img", name="The output classes")
+        expect(mask).to_have_js_property("naturalWidth", 34)
+        assert (noted.errors, noted.violations) == ([], [])
 
 
 def test_a_network_that_takes_arrays_alone_says_so(opened, picture, tmp_path):
-    with serfer.open(split_dense(tmp_path, ["classes"], preprocess=None), store="memory://") as pipeline:
-        app = make_app(Service({"dense": pipeline.asynchronous}, Admission(4, 8), Observed()), Settings())
-        with running(app) as url:
-            page, _ = opened(f"{url}/")
-            ready(page).set_input_files("#file", picture)
-            page.get_by_role("button", name="Run").click()
-            expect(page.get_by_role("alert")).to_contain_text("how an image becomes its input")
+    with served({"dense": split_dense(tmp_path, ["classes"], preprocess=None)}) as url:
+        page, _ = opened(f"{url}/")
+        ready(page).set_input_files("#file", picture)
+        page.get_by_role("button", name="Run").click()
+        expect(page.get_by_role("alert")).to_contain_text("how an image becomes its input")

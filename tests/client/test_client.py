@@ -508,36 +508,25 @@ def test_an_image_that_cannot_be_read_is_named(open_client, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("url", "word"),
+    ("url", "options", "word"),
     [
-        ("localhost:8000", "http://"),
-        ("ftp://host", "http://"),
-        ("http://", "host"),
-        ("http://me:hush@host", "api_key"),
-        ("http://host?key=hush", "api_key"),
-        ("http://host:hush", "not a URL"),
+        ("localhost:8000", {}, "http://"),
+        ("ftp://host", {}, "http://"),
+        ("http://", {}, "host"),
+        ("http://me:hush@host", {}, "api_key"),
+        ("http://host?key=hush", {}, "api_key"),
+        ("http://host:hush", {}, "not a URL"),
+        *(("http://host", {"api_key": key}, "api_key") for key in ("", "hush hush", "hush\n", "hüsh")),
+        *(("http://host", {"timeout_s": seconds}, "timeout_s") for seconds in (0, float("nan"))),
+        ("http://host", {"retries": -1}, "retries"),
     ],
 )
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
-def test_a_base_url_is_checked_and_not_repeated(kind, url, word):
+def test_wrong_arguments_of_a_client_are_named_and_no_secret_is_repeated(kind, url, options, word):
     with pytest.raises(UsageError, match=word) as caught:
-        kind(url)
+        kind(url, **options)
     assert "hush" not in str(caught.value)
-
-
-@pytest.mark.parametrize("options", [{"timeout_s": 0}, {"timeout_s": float("nan")}, {"retries": -1}])
-@pytest.mark.parametrize("kind", [Client, AsyncClient])
-def test_bounds_are_checked(kind, options):
-    with pytest.raises(UsageError, match=next(iter(options))):
-        kind("http://host", **options)
-
-
-@pytest.mark.parametrize("key", ["", "hush hush", "hush\n", "hüsh"])
-@pytest.mark.parametrize("kind", [Client, AsyncClient])
-def test_an_unusable_key_is_refused_and_not_repeated(kind, key):
-    with pytest.raises(UsageError, match="api_key") as caught:
-        kind("http://host", api_key=key)
-    assert "sh" not in str(caught.value).replace("show", "")
+    assert "hüsh" not in str(caught.value)
 
 
 def test_the_key_is_nowhere_to_be_seen(open_client, caplog):

@@ -15,7 +15,6 @@ from serfer import Client
 from serfer.client.arrays import ArrayForm, FileValues, place_chunk
 from serfer.core.errors import (
     RequestRefusedError,
-    ServiceDeadlineError,
     ServiceError,
     ServiceUnavailableError,
     UnavailableError,
@@ -314,15 +313,6 @@ def test_a_result_is_opened_by_its_id():
         assert np.array_equal(np.asarray(scores), np.asarray(scores))
         assert len(service.requests) == 6  # what was downloaded is kept
         assert KEY not in repr(result)
-
-
-def test_a_result_that_is_not_kept_in_time_says_so():
-    service = Service(Time(), problem(504, "too late"))
-    with (
-        Client("http://serfer.test", transport=httpx.MockTransport(service)) as client,
-        pytest.raises(ServiceDeadlineError),
-    ):
-        client.infer(BATCH, model="dense", result="link")
 
 
 DTYPES = st.sampled_from([np.float32, np.int64, np.int32, np.uint8, np.bool_])

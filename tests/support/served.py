@@ -74,23 +74,24 @@ def ended(http, reply):
 
 
 @contextmanager
-def running(app):
-    """Serve an application on a port of its own, in a thread; yields its URL."""
+def running(app, **config):
+    """Serve an application on a port of its own, in a thread, by uvicorn's `config`; yields its URL."""
 
     async def made():
         return app
 
-    with running_made(made) as url:
+    with running_made(made, **config) as url:
         yield url
 
 
 @contextmanager
-def running_made(make, run=run):
+def running_made(make, **config):
     """Serve the application that `make` returns on the event loop that serves it; yields its URL."""
     started = queue.SimpleQueue()
+    config = {"port": 0, "http": "h11", "log_config": None, "access_log": False, **config}
 
     async def serve():
-        server = uvicorn.Server(uvicorn.Config(await make(), port=0, http="h11", log_config=None, access_log=False))
+        server = uvicorn.Server(uvicorn.Config(await make(), **config))
         started.put(server)
         await server.serve()
 
@@ -133,14 +134,14 @@ def service_of(plans, *, forks=None, observed=None, admission=None, kept=None, *
 
 
 @contextmanager
-def served(plans, *, forks=None, observed=None, keys=None, results=None, store="memory://", streams=True, **settings):
+def served(plans, *, forks=None, observed=None, admission=None, keys=None, results=None, streams=True, **settings):
     """Serve the plan directories of `plans` by name, by these settings; yields the URL.
 
     `keys` is a file of keys, `results` the URL of a store of results.
     """
     with ExitStack() as opened:
         kept = opened.enter_context(open_store(results)) if results else None
-        opening = service_of(plans, forks=forks, observed=observed, kept=kept, results=results, store=store)
+        opening = service_of(plans, forks=forks, observed=observed, admission=admission, kept=kept, results=results)
         ring = KeyRing(keys, time.monotonic) if keys else None
         app = make_app(opened.enter_context(opening), Settings(**settings), ring, streams=streams)
         yield opened.enter_context(running(app))

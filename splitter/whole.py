@@ -13,14 +13,20 @@ from serfer.core.costs.account import NEW, AccountQuotas
 from serfer.core.costs.aws import AwsFacts, shipped_aws
 from serfer.core.costs.operator_costs import Profiles
 from serfer.core.errors import PlanWarning, UsageError
-from serfer.core.options import with_values
+from serfer.core.options import changed, with_values
 from serfer.core.plan import InputSizes, Plan, Preprocess
 from serfer.extras import named_extras
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from serfer.splitter.network.description import Description
 from serfer.splitter.network.named_models import NamedModel
 from serfer.splitter.plan_dir.output_directory import place_for
-from serfer.splitter.planning.split_options import Budget, FunctionOptions, account_of, places_of
+from serfer.splitter.planning.split_options import (
+    Budget,
+    FunctionOptions,
+    SplitOptions,
+    account_of,
+    places_of,
+)
 
 _RGB = 3  # channels, where a file does not say
 
@@ -52,6 +58,10 @@ def whole_plan(  # noqa: PLR0913 - what a user may choose, each with a default
     images of all of these; an example then has the largest. Each query has one size.
     """
     options = with_values(FunctionOptions, options, values)
+    if isinstance(options, SplitOptions):
+        taken = changed(options, FunctionOptions())
+        if wrong := [flag for flag in changed(options, SplitOptions()) if flag not in taken]:
+            raise UsageError(f"a whole plan splits nothing, and chooses from nothing: leave out {', '.join(wrong)}")
     read = model.weights_from if isinstance(model, NamedModel) else model
     place = place_for(Path(out), [Path(read)] if isinstance(read, Path | str) else [])
     description = Description.of(preprocess, labels, activation, name=options.name)

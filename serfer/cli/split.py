@@ -21,7 +21,7 @@ from serfer.core.units import MIB
 from serfer.doctor.accounts import quotas_for
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from serfer.settings import Settings, load_settings
-from serfer.splitter.planning.split_options import FunctionOptions, SplitOptions
+from serfer.splitter.planning.split_options import SplitOptions
 
 _BOUNDS = ("--grids", "--stages", "cuts", "gang", "max_tiles", "max_cost_usd")
 """The options that rule plans out."""
@@ -49,10 +49,8 @@ def split(options: SplitCommand, _context: typer.Context) -> None:
     }
     with status_line() as progress:
         if options.whole:
-            of_functions = changed(options, FunctionOptions())
-            wrong = [flag for flag in searched if flag not in of_functions]
-            if wrong := [*wrong, *(["calibration"] if options.calibration else [])]:
-                raise UsageError(f"--whole splits nothing, and chooses from nothing: leave out {', '.join(wrong)}")
+            if options.calibration:
+                raise UsageError("a whole plan splits nothing, and chooses from nothing: leave out calibration")
             from serfer.splitter.whole import whole_plan  # noqa: PLC0415 - the command line starts fast
 
             plan = whole_plan(chosen, example, options.out, sizes=sizes, progress=progress, **how)

@@ -164,7 +164,7 @@ def test_a_network_of_torchvision_is_named_where_a_file_is(serfer_here, examples
 def test_split_writes_the_plan_of_a_file_as_it_is_and_refuses_what_is_about_parts(serfer_here, file, labels, examples):
     chosen = ("--out", "plan", "--whole")
     serfer_here("split", file, *chosen, "--grids", "2x2", "--set", "max_tiles=2").complains(
-        2, "--whole splits nothing", "leave out --grids, max_tiles"
+        2, "a whole plan splits nothing", "leave out --grids, max_tiles"
     )
     written = serfer_here("split", file, *chosen, "--labels", labels, "--memory", "1769", "--set", "weights=zip")
     assert (written.code, "small is kept whole: one function of 1,769 MB" in written.out) == (0, True), written.err

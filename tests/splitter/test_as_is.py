@@ -8,13 +8,14 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-from serfer.core.errors import ModelError, NotFiniteError, PlanWarning, QueryError
+from serfer.core.errors import ModelError, NotFiniteError, PlanWarning, QueryError, UsageError
 from serfer.core.plan.answers import shaped
 from serfer.pipeline.result_cache import ResultCache
 from serfer.pipeline.verify import verify
 from serfer.plan_directory import check_artefacts, load_plan
 from serfer.splitter.network import as_is
 from serfer.splitter.plan_dir.check import run_tiles
+from serfer.splitter.planning.split_options import SplitOptions
 from serfer.splitter.profiling import measured_part
 from serfer.splitter.split import split
 from serfer.splitter.whole import whole_plan
@@ -329,3 +330,9 @@ def test_a_network_whose_answers_to_noise_are_not_finite_has_a_plan(make, kind, 
         else:
             with pytest.raises(NotFiniteError, match="not a finite number"):
                 pipeline.run(batch)
+
+
+def test_a_choice_of_parts_is_refused_for_a_whole_plan(tmp_path):
+    chosen = SplitOptions(stages=2, memory_mb=1769)
+    with pytest.raises(UsageError, match=r"leave out stages$"):
+        whole_plan("net.onnx", out=tmp_path / "plan", options=chosen)

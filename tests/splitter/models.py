@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import onnx
 import onnxruntime as ort
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 import serfer
 from serfer.core.costs.aws import shipped_aws
@@ -28,46 +28,35 @@ from serfer.splitter.planning.search import LATENCY
 from serfer.splitter.planning.split_options import Budget, SplitOptions
 from serfer.splitter.split import split
 from serfer.splitter.tiling.from_onnx import from_onnx
+from tests.support.onnx_graph import Graph
 
 FACTS = shipped_aws()
 LIMIT = PackageLimit(1000 * 1024 * 1024, DEPENDENCY_ALLOWANCE)
 BUDGET = Budget(LIMIT, FACTS, (1769,))
 
 
-class Net:
-    """Builds a network operator by operator; every method returns the name of its output."""
+class Net(Graph):
+    """A network of images of one size."""
 
     def __init__(self, channels, height, width, seed=0, opset=20, batch="N"):
-        self.random = np.random.default_rng(seed)
+        super().__init__(seed)
         self.size = (channels, height, width)
         self.opset, self.batch = opset, batch
-        self.nodes, self.weights = [], []
-
-    def constant(self, value, name=None):
-        name = name or f"w{len(self.weights)}"
-        self.weights.append(numpy_helper.from_array(np.asarray(value), name))
-        return name
 
     def floats(self, *shape):
         return self.random.standard_normal(shape).astype(np.float32)
 
-    def op(self, kind, *inputs, output=None, others=(), **attributes):
-        """Append an operator; `others` are its outputs behind the first, which alone is returned."""
-        output = output or f"t{len(self.nodes)}"
-        self.nodes.append(helper.make_node(kind, list(inputs), [output, *others], name=output, **attributes))
-        return output
-
     def conv(self, x, before, after, kernel, groups=1, **attributes):
-        weight = self.constant(
-            self.floats(after, before // groups, *kernel) / np.float32(np.sqrt(before // groups * np.prod(kernel)))
-        )
-        return self.op(
-            "Conv", x, weight, self.constant(self.floats(after)), group=groups, kernel_shape=kernel, **attributes
-        )
+        """Append a convolution; a kernel that is a number is square, and padding keeps the map's size."""
+        if isinstance(kernel, int):
+            attributes.setdefault("pads", [kernel // 2] * 4)
+            kernel = [kernel, kernel]
+        weight = self.floats(after, before // groups, *kernel) / np.sqrt(before // groups * np.prod(kernel))
+        return self.op("Conv", x, weight, self.floats(after), group=groups, kernel_shape=kernel, **attributes)
 
     def linear(self, x, before, after):
-        matrix = self.floats(before, after) / np.float32(np.sqrt(before))
-        return self.op("Gemm", x, self.constant(matrix), self.constant(self.floats(after)))
+        matrix = self.floats(before, after) / np.sqrt(before)
+        return self.op("Gemm", x, matrix, self.floats(after))
 
     def flat(self, x):
         return self.op("Flatten", x, axis=1)
@@ -82,7 +71,7 @@ class Net:
         ]
         given = helper.make_tensor_value_info(name, TensorProto.FLOAT, [self.batch, *self.size])
         imports = [helper.make_opsetid("", self.opset), *(helper.make_opsetid(domain, 1) for domain in domains)]
-        body = helper.make_graph(self.nodes, "net", [given], made, self.weights)
+        body = helper.make_graph(self.nodes, "net", [given], made, self.constants)
         model = helper.make_model(body, opset_imports=imports, ir_version=10 if self.opset > 13 else 7)
         onnx.checker.check_model(model)
         return model
@@ -126,7 +115,7 @@ def choose(graph, cuts, grids, stages, budget, storage=None, **options):
 def split_two_stages(home):
     """Split a convolution on 2x2 and a fully connected layer; return the plan and its directory."""
     net = Net(3, 8, 8)
-    x = net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1])
+    x = net.conv("x", 3, 4, 3)
     path = net.save(home, net.linear(net.flat(x), 256, 5))
     return split(path, out=home / "plan", grids=["2x2", "1"]), home / "plan"
 

@@ -95,22 +95,22 @@ class Drawn(Net):
         if kind == "silu":
             self.then("Mul", self.op("Sigmoid", self.name))
         elif kind == "where":
-            above = self.op("Greater", self.name, self.constant(np.float32(0)))
-            self.name = self.op("Where", above, self.name, self.op("Mul", self.name, self.constant(np.float32(0.3))))
+            above = self.op("Greater", self.name, 0.0)
+            self.name = self.op("Where", above, self.name, self.op("Mul", self.name, 0.3))
         elif kind == "clip":
-            self.then("Clip", self.constant(np.float32(-1)), self.constant(np.float32(1.5)))
+            self.then("Clip", -1.0, 1.5)
         else:
             self.then(kind)
         self.note(kind)
 
     def step_batch_norm(self):
         scale, bias, mean = (self.constant(self.floats(self.shape[0])) for _ in range(3))
-        self.then("BatchNormalization", scale, bias, mean, self.constant(np.abs(self.floats(self.shape[0])) + 0.5))
+        self.then("BatchNormalization", scale, bias, mean, np.abs(self.floats(self.shape[0])) + 0.5)
         self.note("batch norm")
 
     def step_residual(self):
         before, channels = self.name, self.shape[0]
-        inner = self.op("Relu", self.conv(before, channels, channels, [3, 3], pads=[1, 1, 1, 1]))
+        inner = self.op("Relu", self.conv(before, channels, channels, 3))
         inner = self.conv(inner, channels, channels, [1, 3], pads=[0, 1, 0, 1])
         self.name = self.op("Add", inner, before)
         self.note("residual")
@@ -125,7 +125,7 @@ class Drawn(Net):
 
     def thin(self):
         if self.shape[0] > 8:  # examples stay small
-            self.name, self.shape = self.conv(self.name, self.shape[0], 4, [1, 1]), (4, *self.shape[1:])
+            self.name, self.shape = self.conv(self.name, self.shape[0], 4, 1), (4, *self.shape[1:])
 
     def step_pad(self):
         mode = self.draw(st.sampled_from(["constant", "reflect", "edge"]))
@@ -133,9 +133,7 @@ class Drawn(Net):
         channels = self.number(0, 1) if mode == "constant" else 0
         amounts = self.ints(0, channels, top, left, 0, 0, bottom, right)
         shape = (self.shape[0] + channels, self.shape[1] + top + bottom, self.shape[2] + left + right)
-        self.then(
-            "Pad", amounts, *([self.constant(np.float32(0.5))] if mode == "constant" else []), shape=shape, mode=mode
-        )
+        self.then("Pad", amounts, *([0.5] if mode == "constant" else []), shape=shape, mode=mode)
         self.note("pad", mode, (channels, top, left, bottom, right))
 
     def step_slice(self):
@@ -146,56 +144,51 @@ class Drawn(Net):
             stop = size - self.number(0, 1) if size - start > (SMALLEST + 1) * step else size
             starts.append(start), stops.append(stop), steps.append(step)
             shape.append(-(-(stop - start) // step))
-        self.then("Slice", *(self.ints(*values) for values in (starts, stops, [1, 2, 3], steps)), shape=shape)
+        self.then("Slice", *([*values] for values in (starts, stops, [1, 2, 3], steps)), shape=shape)
         self.note("slice", starts, stops, steps)
 
     def step_split(self):
         if self.shape[0] > 1:
             first = self.number(1, self.shape[0] - 1)
             right = f"r{len(self.nodes) + 1}"
-            left = self.op("Split", self.name, self.ints(first, self.shape[0] - first), others=[right], axis=1)
+            left = self.op("Split", self.name, [first, self.shape[0] - first], others=[right], axis=1)
             self.name = self.op("Concat", right, self.op("Relu", left), axis=1)
             self.note("split", first)
 
     def step_shuffle(self):
         channels, rows, cols = self.shape
         if channels % 2 == 0 and self.flip():
-            self.then("Reshape", self.ints(0, 2, channels // 2, rows, cols))
+            self.then("Reshape", [0, 2, channels // 2, rows, cols])
             self.then("Transpose", perm=[0, 2, 1, 3, 4])
-            self.then("Reshape", self.ints(0, channels, rows, cols))
+            self.then("Reshape", [0, channels, rows, cols])
         else:
-            self.then("Gather", self.ints(*self.random.permutation(channels)), axis=1)
+            self.then("Gather", [*self.random.permutation(channels)], axis=1)
         self.note("shuffle")
 
     def step_squeeze_and_excite(self):
         channels, before = self.shape[0], self.name
         gate = self.op(self.draw(st.sampled_from(["GlobalAveragePool", "GlobalMaxPool"])), before)
         if self.flip():
-            gate = self.conv(self.op("Relu", self.conv(gate, channels, 2, [1, 1])), 2, channels, [1, 1])
+            gate = self.conv(self.op("Relu", self.conv(gate, channels, 2, 1)), 2, channels, 1)
         else:
             gate = self.linear(self.op("Relu", self.linear(self.flat(gate), channels, 3)), 3, channels)
-            gate = self.op("Reshape", gate, self.ints(0, channels, 1, 1))
+            gate = self.op("Reshape", gate, [0, channels, 1, 1])
         self.name = self.op("Mul", before, self.op("Sigmoid", gate))
         self.note("squeeze and excite")
 
     def step_channels_last(self):
         channels, before = self.shape[0], self.name
         self.then("Transpose", perm=[0, 2, 3, 1])
-        self.then(
-            "LayerNormalization",
-            self.constant(self.floats(channels)),
-            self.constant(self.floats(channels)),
-            epsilon=0.1,
-        )
-        self.then("MatMul", self.constant(self.floats(channels, channels)))
+        self.then("LayerNormalization", self.floats(channels), self.floats(channels), epsilon=0.1)
+        self.then("MatMul", self.floats(channels, channels))
         self.then("Transpose", perm=[0, 3, 1, 2])
         self.name = self.op("Add", self.name, before)
         self.note("channels last")
 
     def step_spatial_gate(self):
         before = self.name
-        mean, most = (self.op(kind, before, self.ints(1)) for kind in ("ReduceMean", "ReduceMax"))
-        gate = self.conv(self.op("Concat", mean, most, axis=1), 2, 1, [3, 3], pads=[1, 1, 1, 1])
+        mean, most = (self.op(kind, before, [1]) for kind in ("ReduceMean", "ReduceMax"))
+        gate = self.conv(self.op("Concat", mean, most, axis=1), 2, 1, 3)
         self.name = self.op("Mul", before, self.op("Sigmoid", gate))
         self.note("spatial gate")
 
@@ -220,7 +213,7 @@ class Drawn(Net):
         if self.shape[1:] != (rows, cols):
             mode, where = how if how in {"nearest", "cubic"} else "linear", self.draw(st.sampled_from(PLACES))
             attributes = {"mode": mode, "coordinate_transformation_mode": where, "axes": [2, 3]}
-            self.then("Resize", "", "", self.ints(rows, cols), shape=(self.shape[0], rows, cols), **attributes)
+            self.then("Resize", "", "", [rows, cols], shape=(self.shape[0], rows, cols), **attributes)
             self.note("resize", mode, where)
 
     def transposed(self, rows, cols):
@@ -237,7 +230,7 @@ class Drawn(Net):
 
     def step_constant_map(self):
         shape = self.draw(st.sampled_from([self.shape, (1, *self.shape[1:]), self.shape[1:], (self.shape[0], 1, 1)]))
-        self.then(self.draw(st.sampled_from(["Add", "Mul"])), self.constant(self.floats(*shape)))
+        self.then(self.draw(st.sampled_from(["Add", "Mul"])), self.floats(*shape))
         self.note("constant", shape)
 
     def step_adaptive_pool(self):
@@ -247,26 +240,26 @@ class Drawn(Net):
             for index, row in enumerate(matrix):  # a band, as of means over neighbouring positions
                 start = index * matrix.shape[1] // len(matrix)
                 row[:start] = row[start + 2 :] = 0
-        wide = self.op("MatMul", self.name, self.constant(right))
-        self.name, self.shape = self.op("MatMul", self.constant(left), wide), (self.shape[0], rows, cols)
+        wide = self.op("MatMul", self.name, right)
+        self.name, self.shape = self.op("MatMul", left, wide), (self.shape[0], rows, cols)
         self.note("matrices")
 
     def step_in_one_piece(self):
         if self.number(0, 2) == 0:  # a barrier for every grid: not too often
-            self.then("CumSum", self.constant(np.array(2)))
-            self.then("Mul", self.constant(np.float32(0.1)))
+            self.then("CumSum", 2)
+            self.then("Mul", 0.1)
             self.note("sums of rows")
 
     def step_instance_norm(self):
         channels = self.shape[0]
         if self.flip():
-            self.then("InstanceNormalization", *(self.constant(self.floats(channels)) for _ in "sb"), epsilon=0.1)
+            self.then("InstanceNormalization", *(self.floats(channels) for _ in "sb"), epsilon=0.1)
         else:
             groups, shape = self.draw(st.sampled_from([n for n in (1, 2, channels) if channels % n == 0])), self.shape
-            self.then("Reshape", self.ints(0, groups, -1))
+            self.then("Reshape", [0, groups, -1])
             values = (self.constant(np.full(groups, value, np.float32)) for value in (1, 0))
             self.then("InstanceNormalization", *values, epsilon=0.1)
-            self.then("Reshape", self.ints(0, *shape), shape=shape)
+            self.then("Reshape", [0, *shape], shape=shape)
         self.note("instance norm")
 
     def merge(self, skip, shape):
@@ -275,7 +268,7 @@ class Drawn(Net):
             self.name, self.shape = self.op("Concat", skip, self.name, axis=1), (shape[0] + self.shape[0], *shape[1:])
             self.note("joined")
         else:
-            self.name = self.op("Add", self.conv(self.name, self.shape[0], shape[0], [1, 1]), skip)
+            self.name = self.op("Add", self.conv(self.name, self.shape[0], shape[0], 1), skip)
             self.shape = shape
             self.note("added")
         self.thin()
@@ -285,13 +278,13 @@ class Drawn(Net):
 
         It has the axes (N, CLASSES + 1, H, W), the class last.
         """
-        self.name, self.shape = self.conv(self.name, self.shape[0], CLASSES, [1, 1]), (CLASSES, *self.shape[1:])
+        self.name, self.shape = self.conv(self.name, self.shape[0], CLASSES, 1), (CLASSES, *self.shape[1:])
         kind = self.draw(st.sampled_from(["Softmax", "LogSoftmax", "Identity"]))
         scores = self.name if kind == "Identity" else self.op(kind, self.name, axis=1)
         best = self.op("ArgMax", scores, axis=1, keepdims=self.number(0, 1))
         best = self.op("Cast", best, to=TensorProto.FLOAT)
         if helper.get_node_attr_value(self.nodes[-2], "keepdims") == 0:
-            best = self.op("Unsqueeze", best, self.ints(1))
+            best = self.op("Unsqueeze", best, [1])
         self.note(kind)
         return self.op("Concat", scores, best, axis=1)
 
@@ -300,7 +293,7 @@ class Drawn(Net):
         how = self.draw(st.sampled_from(["flat", "GlobalAveragePool", "GlobalMaxPool", "ReduceMean"]))
         self.note("head", how)
         if how == "ReduceMean":
-            x, size = self.op(how, self.name, self.ints(2, 3), keepdims=0), self.shape[0]
+            x, size = self.op(how, self.name, [2, 3], keepdims=0), self.shape[0]
         else:
             pooled = self.name if how == "flat" else self.op(how, self.name)
             x, size = self.flat(pooled), int(np.prod(self.shape)) if how == "flat" else self.shape[0]

@@ -27,9 +27,9 @@ from tests.splitter.models import Net, opened
 def recurrent(size=8, opset=20, *, batch="N"):
     """A convolution whose rows an LSTM reads; the output has no images on its first axis, (rows, 1, 5)."""
     net = Net(2, size, size, opset=opset, batch=batch)
-    x = net.op("Relu", net.conv("x", 2, 4, [3, 3], pads=[1, 1, 1, 1]))
+    x = net.op("Relu", net.conv("x", 2, 4, 3))
     rows = net.op("Transpose", x, perm=[2, 0, 1, 3])
-    rows = net.op("Reshape", rows, net.constant(np.array([size, 1, 4 * size])))
+    rows = net.op("Reshape", rows, [size, 1, 4 * size])
     weights = net.constant(net.floats(1, 20, 4 * size)), net.constant(net.floats(1, 20, 5))
     net.op("LSTM", rows, *weights, output="all", others=["last"], hidden_size=5)
     return net
@@ -48,7 +48,7 @@ def branching():
     flat = net.linear(net.flat("x"), 16, 3)
     weight = net.constant(net.floats(3))
     total = net.op("ReduceSum", flat, keepdims=0)
-    positive = net.op("Greater", total, net.constant(np.float32(0)))
+    positive = net.op("Greater", total, 0.0)
 
     def branch(kind, name):
         node = helper.make_node(kind, [flat, weight], [name], name=name)
@@ -81,7 +81,7 @@ def quantised_in_part():
     wide = net.conv("x", 3, 4, [3, 3])
     inexact = net.op("DequantizeLinear", net.op("QuantizeLinear", wide, step, zero), step, zero)
     weight = net.constant(net.random.integers(-9, 9, (4, 4, 3, 3), dtype=np.int8))
-    plain = net.op("DequantizeLinear", weight, net.constant(np.float32(0.1)), net.constant(np.int8(0)))
+    plain = net.op("DequantizeLinear", weight, 0.1, np.int8(0))
     sums = net.op("Conv", inexact, plain, kernel_shape=[3, 3])
     again = net.op("DequantizeLinear", net.op("QuantizeLinear", sums, step, zero), step, zero)
     return net.model(net.linear(net.flat(again), 64, 5))
@@ -90,7 +90,7 @@ def quantised_in_part():
 def normalised_in_double():
     """A network whose output is float64, and which takes the mean over all images of a batch."""
     net = Net(2, 4, 4)
-    centred = net.op("Sub", "x", net.op("ReduceMean", "x", net.constant(np.array([0])), keepdims=1))
+    centred = net.op("Sub", "x", net.op("ReduceMean", "x", [0], keepdims=1))
     out = net.op("Cast", net.op("Add", "x", centred), to=TensorProto.DOUBLE)
     return net.model((out, TensorProto.DOUBLE, 4))
 
@@ -178,15 +178,15 @@ def test_a_whole_plan_of_a_network_that_does_not_run_says_why(saved, tmp_path):
 def found_boxes(most=20):
     """A detector's end: boxes of positions, scores of 2 classes, NonMaxSuppression, and the boxes that it selects."""
     net = Net(2, 12, 12)
-    x = net.op("Relu", net.conv("x", 2, 4, [3, 3], pads=[1, 1, 1, 1], strides=[2, 2]))
-    head = net.op("Reshape", net.conv(x, 4, 6, [1, 1]), net.constant(np.array([0, 6, 36])))
+    x = net.op("Relu", net.conv("x", 2, 4, 3, strides=[2, 2]))
+    head = net.op("Reshape", net.conv(x, 4, 6, 1), [0, 6, 36])
     bounds = [net.constant(np.array([value])) for value in (0, 4, 6, 1)]
     boxes = net.op("Transpose", net.op("Slice", head, bounds[0], bounds[1], bounds[3]), perm=[0, 2, 1])
     scores = net.op("Sigmoid", net.op("Slice", head, bounds[1], bounds[2], bounds[3]))
     limits = net.constant(np.array([most])), net.constant(np.float32([0.4])), net.constant(np.float32([0.7]))
     chosen = net.op("NonMaxSuppression", boxes, scores, *limits, output="chosen")
-    position = net.op("Gather", chosen, net.constant(np.array(2)), axis=1)
-    flat = net.op("Squeeze", boxes, net.constant(np.array([0])))
+    position = net.op("Gather", chosen, 2, axis=1)
+    flat = net.op("Squeeze", boxes, [0])
     return net.model(
         (net.op("Gather", flat, position, output="boxes"), TensorProto.FLOAT, 2),
         (chosen, TensorProto.INT64, 2),
@@ -303,12 +303,12 @@ def not_finite(kind):
     """A convolution and classes whose scores of noise are not finite, as `kind` says: at times, always or in part."""
     net = Net(2, 8, 8)
     mean = net.flat(net.op("GlobalAveragePool", net.conv("x", 2, 4, [3, 3])))
-    net.weights[0].CopyFrom(onnx.numpy_helper.from_array(np.abs(net.floats(4, 2, 3, 3)), "w0"))
+    net.constants[0].CopyFrom(onnx.numpy_helper.from_array(np.abs(net.floats(4, 2, 3, 3)), "w0"))
     if kind == "negative":
-        net.weights[1].CopyFrom(onnx.numpy_helper.from_array(np.zeros(4, np.float32), "w1"))
+        net.constants[1].CopyFrom(onnx.numpy_helper.from_array(np.zeros(4, np.float32), "w1"))
         return net.model(net.op("Log", mean), dims=("N", 4))
     limits = [np.nan] * 4 if kind == "always" else [0, -np.inf, 0, np.inf]
-    return net.model(net.op("Add", mean, net.constant(np.float32(limits))), dims=("N", 4))
+    return net.model(net.op("Add", mean, np.float32(limits)), dims=("N", 4))
 
 
 @pytest.mark.parametrize("kind", ["negative", "always", "in part"])

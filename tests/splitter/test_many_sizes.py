@@ -43,7 +43,7 @@ def quickly(monkeypatch):
 
 def backbone(net):
     """Two convolutions, the second of stride 8."""
-    x = net.op("Relu", net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1]))
+    x = net.op("Relu", net.conv("x", 3, 4, 3))
     return net.conv(x, 4, 5, [8, 8], strides=[8, 8])
 
 
@@ -54,9 +54,9 @@ def everything():
     net.op("Identity", small, output="small")
     scales = net.constant(np.array([1, 1, 8, 8], np.float32))
     net.op("Resize", small, "", scales, mode="nearest", output="map")
-    rows = net.op("ReduceMean", small, net.constant(np.array([2])), keepdims=0)
+    rows = net.op("ReduceMean", small, [2], keepdims=0)
     net.op("Transpose", rows, perm=[0, 2, 1], output="sequence")
-    net.op("Reshape", small, net.constant(np.array([0, 5, -1])), output="cells")
+    net.op("Reshape", small, [0, 5, -1], output="cells")
     net.linear(net.flat(net.op("GlobalAveragePool", small)), 5, 7)
     net.nodes[-1].output[:] = ["classes"]
     ranks = {"small": 4, "map": 4, "sequence": 3, "cells": 3, "classes": 2}
@@ -192,9 +192,9 @@ def test_sizes_that_a_network_does_not_take_are_refused(tmp_path, model, sizes, 
 def test_outputs_whose_sizes_are_rounded_by_strides_have_them(tmp_path):
     """Strides of 2 and 8 and a window of 3, on sides of any number: maps, and cells by area."""
     net = Net(3, "H", "W")
-    x = net.conv("x", 3, 4, [3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+    x = net.conv("x", 3, 4, 3, strides=[2, 2])
     small = net.conv(x, 4, 5, [4, 4], strides=[4, 4])
-    net.op("Reshape", small, net.constant(np.array([0, 5, -1])), output="cells")
+    net.op("Reshape", small, [0, 5, -1], output="cells")
     net.op("Identity", x, output="half")
     path = net.save(tmp_path, ("cells", TensorProto.FLOAT, 3), ("half", TensorProto.FLOAT, 4))
     plan = whole_plan(path, out=tmp_path / "plan", sizes="8..67x16..70")

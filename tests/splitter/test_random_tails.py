@@ -54,7 +54,7 @@ class Tailed(Net):
     def step_conv(self, x):
         channels, stride = int(self.draw.integers(2, 5)), int(self.draw.integers(1, 3))
         before, height, width = self.shape
-        made = self.op("Relu", self.conv(x, before, channels, [3, 3], pads=[1] * 4, strides=[stride, stride]))
+        made = self.op("Relu", self.conv(x, before, channels, 3, strides=[stride, stride]))
         self.shape = (channels, -(-height // stride), -(-width // stride))
         return made
 
@@ -75,7 +75,7 @@ class Tailed(Net):
         """Return the rows of a map one after the other, (rows, 1, features), and how many features each has."""
         channels, height, width = self.shape
         moved = self.op("Transpose", x, perm=[2, 0, 1, 3])
-        return self.op("Reshape", moved, self.ints(height, 1, channels * width)), channels * width
+        return self.op("Reshape", moved, [height, 1, channels * width]), channels * width
 
     def recurrent(self, x, kind, gates, directions):
         rows, features = self.rows(x)
@@ -92,25 +92,25 @@ class Tailed(Net):
 
     def tail_attention(self, x):
         channels, height, width = self.shape
-        flat = self.op("Reshape", x, self.ints(0, channels, height * width))
+        flat = self.op("Reshape", x, [0, channels, height * width])
         places = self.op("Transpose", flat, perm=[2, 0, 1])
         left, right = (self.op("Transpose", places, perm=perm) for perm in ([1, 0, 2], [1, 2, 0]))
         mixed = self.op("MatMul", self.op("Softmax", self.op("MatMul", left, right), axis=-1), left)
         ordered = self.op("Transpose", mixed, perm=[1, 0, 2])
-        self.outputs.append((self.op("ReduceMean", ordered, self.ints(0), keepdims=0), FLOAT, 2))
+        self.outputs.append((self.op("ReduceMean", ordered, [0], keepdims=0), FLOAT, 2))
 
     def tail_folded(self, x):
         """Channels are folded into the images, as window attention does, and come back."""
         channels, height, width = self.shape
-        folded = self.op("Reshape", x, self.ints(channels, 1, height, width))
+        folded = self.op("Reshape", x, [channels, 1, height, width])
         worked = self.op("Softmax", folded, axis=int(self.draw.integers(2, 4)))
-        self.then(self.op("Reshape", worked, self.ints(1, channels, height, width)))
+        self.then(self.op("Reshape", worked, [1, channels, height, width]))
 
     def tail_mean_of_batch(self, x):
-        self.then(self.op("Sub", x, self.op("ReduceMean", x, self.ints(0), keepdims=1)))
+        self.then(self.op("Sub", x, self.op("ReduceMean", x, [0], keepdims=1)))
 
     def tail_sum_of_batch(self, x):
-        self.then(self.op("CumSum", x, self.constant(np.int64(0)), reverse=int(self.draw.integers(0, 2))))
+        self.then(self.op("CumSum", x, 0, reverse=int(self.draw.integers(0, 2))))
 
     def tail_loop(self, x):
         shape = [1, *self.shape]
@@ -126,7 +126,7 @@ class Tailed(Net):
             [onnx.numpy_helper.from_array(np.float32(0.5), "half")],
         )
         turns = self.constant(np.int64(self.draw.integers(1, 4)))
-        self.then(self.op("Loop", turns, self.constant(np.ones((), bool)), x, body=body))
+        self.then(self.op("Loop", turns, np.ones((), bool), x, body=body))
 
     def tail_branch(self, x):
         scale = self.constant(self.floats(1, self.shape[0], 1, 1))
@@ -136,7 +136,7 @@ class Tailed(Net):
             return helper.make_graph(nodes, name, [], [helper.make_tensor_value_info(name, FLOAT, [1, *self.shape])])
 
         total = self.op("ReduceSum", x, keepdims=0)
-        positive = self.op("Greater", total, self.constant(np.float32(0)))
+        positive = self.op("Greater", total, 0.0)
         self.then(self.op("If", positive, then_branch=branch("Mul", "then"), else_branch=branch("Sub", "else")))
 
     def tail_places(self, x):
@@ -145,7 +145,7 @@ class Tailed(Net):
 
     def tail_order(self, x):
         """The second result of an operator, whole numbers."""
-        values = self.op("TopK", x, self.ints(2), others=["at"], axis=1)
+        values = self.op("TopK", x, [2], others=["at"], axis=1)
         self.outputs += [(values, FLOAT, 4), ("at", INT64, 4)]
 
     def tail_8_bits(self, x):

@@ -26,8 +26,8 @@ LABELS = [f"class {index}" for index in range(5)]
 
 def network(dims=("N", "K")):
     net = Net(3, 16, 16)
-    x = net.op("Relu", net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1]))
-    x = net.op("Relu", net.conv(x, 4, 4, [3, 3], pads=[1, 1, 1, 1], strides=[2, 2]))
+    x = net.op("Relu", net.conv("x", 3, 4, 3))
+    x = net.op("Relu", net.conv(x, 4, 4, 3, strides=[2, 2]))
     return net.model(net.linear(net.flat(x), 256, 5), dims=dims)
 
 
@@ -292,12 +292,12 @@ def test_a_network_of_the_zoo_has_a_plan_or_does_not_take_the_size_itself(name, 
 def text_classifier():
     """Return a network as those that classify lines of text are: strides of rows alone, 48 x 192 to 2 x 96."""
     net = Net(3, 48, 192)
-    x = net.op("HardSwish", net.conv("x", 3, 8, [3, 3], strides=[2, 2], pads=[1, 1, 1, 1]))
+    x = net.op("HardSwish", net.conv("x", 3, 8, 3, strides=[2, 2]))
     for _ in range(4):
-        y = net.conv(x, 8, 8, [5, 5], groups=8, strides=[2, 1], pads=[2, 2, 2, 2])
-        squeezed = net.op("Relu", net.conv(net.op("GlobalAveragePool", y), 8, 4, [1, 1]))
-        y = net.op("Mul", y, net.op("HardSigmoid", net.conv(squeezed, 4, 8, [1, 1])))
-        x = net.op("HardSwish", net.conv(y, 8, 8, [1, 1]))
+        y = net.conv(x, 8, 8, 5, groups=8, strides=[2, 1])
+        squeezed = net.op("Relu", net.conv(net.op("GlobalAveragePool", y), 8, 4, 1))
+        y = net.op("Mul", y, net.op("HardSigmoid", net.conv(squeezed, 4, 8, 1)))
+        x = net.op("HardSwish", net.conv(y, 8, 8, 1))
     x = net.op("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2])
     return net, net.linear(net.flat(net.op("GlobalAveragePool", x)), 8, 2)
 

@@ -6,25 +6,33 @@ from onnx import TensorProto, helper, numpy_helper
 
 
 class Graph:
-    """A network of images (N, channels, rows, cols); `op` returns the names of an operator's outputs."""
+    """A network of images (N, channels, rows, cols); `op` returns the name of an operator's output."""
 
     def __init__(self, seed=0):
         self.random = np.random.default_rng(seed)
         self.nodes, self.constants = [], []
 
-    def constant(self, values):
-        name = f"c{len(self.constants)}"
-        self.constants.append(numpy_helper.from_array(np.asarray(values, order="C"), name))
-        return name
+    def constant(self, value, name=None):
+        """Return the name of a constant; numbers with a fraction are float32."""
+        array = np.asarray(value, order="C")
+        array = array.astype(np.float32) if array.dtype == np.float64 else array
+        self.constants.append(numpy_helper.from_array(array, name or f"w{len(self.constants)}"))
+        return self.constants[-1].name
 
     def normal(self, *shape, deviation=0.3):
         """Return a constant of random weights."""
-        return self.constant(self.random.normal(0, deviation, shape).astype(np.float32))
+        return self.constant(self.random.normal(0, deviation, shape))
 
-    def op(self, kind, *inputs, output=None, outputs=1, **attributes):
-        names = [output] if output else [f"{kind}_{len(self.nodes)}_{number}" for number in range(outputs)]
-        self.nodes.append(helper.make_node(kind, [*inputs], names, names[0], **attributes))
-        return names[0] if outputs == 1 else names
+    def op(self, kind, *inputs, output=None, outputs=1, others=(), **attributes):
+        """Append an operator on tensors, by name, and on constants, by value.
+
+        `others` name its outputs behind the first, which alone is returned; with `outputs`, a number, all are.
+        """
+        names = [value if isinstance(value, str) else self.constant(value) for value in inputs]
+        first = output or f"{kind.lower()}_{len(self.nodes)}"
+        made = [first, *others, *(f"{first}_{number}" for number in range(1, outputs))]
+        self.nodes.append(helper.make_node(kind, names, made, first, **attributes))
+        return first if outputs == 1 else made
 
     def model(self, outputs, *, image="image", channels=3, size=("h", "w"), opset=20, metadata=None):
         """Return the network as an ONNX model; `outputs` are channels by name, or (channels, type of values)."""

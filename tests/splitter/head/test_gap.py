@@ -31,7 +31,7 @@ def graph_of(net, output, **kinds):
 
 def trunk(channels=6, size=12):
     net = Net(3, size, size)
-    return net, net.op("Relu", net.conv("x", 3, channels, [3, 3], pads=[1, 1, 1, 1]))
+    return net, net.op("Relu", net.conv("x", 3, channels, 3))
 
 
 def fully_connected(net, x, values, classes=4):
@@ -67,10 +67,10 @@ def with_softmax(net, x):
 
 def with_gates(net, x):
     """A bias that is added apart, and branches on vectors."""
-    inner = net.op("MatMul", net.flat(x), net.constant(net.floats(6 * 144, 16)))
+    inner = net.op("MatMul", net.flat(x), net.floats(6 * 144, 16))
     gated = net.op("Mul", inner, net.op("Sigmoid", inner))
-    scores = net.op("MatMul", gated, net.constant(net.floats(16, 4)))
-    logits = net.op("Add", scores, net.constant(net.floats(4)))
+    scores = net.op("MatMul", gated, net.floats(16, 4))
+    logits = net.op("Add", scores, net.floats(4))
     return logits, logits, 2
 
 
@@ -175,7 +175,7 @@ WITH_CONSTANTS = [
 )
 def test_torch_equals_onnx_runtime_by_operator(kind, attributes, constants, values):
     net, x = small(values)
-    assert torch_error(net, net.op(kind, x, *map(net.constant, constants), **attributes)) < 1e-5
+    assert torch_error(net, net.op(kind, x, *constants, **attributes)) < 1e-5
 
 
 @pytest.mark.parametrize("kind", BINARY)
@@ -191,7 +191,7 @@ def convolve(net, x):
 
 def normalise(net, x):
     constants = [net.constant(net.floats(4)) for _ in range(3)]
-    return net.op("BatchNormalization", x, *constants, net.constant(np.abs(net.floats(4)) + 1), epsilon=1e-3), 360
+    return net.op("BatchNormalization", x, *constants, np.abs(net.floats(4)) + 1, epsilon=1e-3), 360
 
 
 def concatenate(net, x):
@@ -200,7 +200,7 @@ def concatenate(net, x):
 
 def pad(net, x):
     amounts = net.constant(np.array([0, 1, 1, 0, 0, 0, 2, 3]))
-    return net.op("Pad", x, amounts, net.constant(np.float32(0.5))), 5 * 12 * 13
+    return net.op("Pad", x, amounts, 0.5), 5 * 12 * 13
 
 
 def matrices(net, x):
@@ -209,14 +209,12 @@ def matrices(net, x):
 
 
 def squeeze_and_excite(net, x):
-    squeezed = net.op("ReduceMean", x, net.constant(np.array([2, 3])), keepdims=1)
-    return net.op("Mul", x, net.op("HardSigmoid", net.conv(squeezed, 4, 4, [1, 1]), alpha=0.3)), 360
+    squeezed = net.op("ReduceMean", x, [2, 3], keepdims=1)
+    return net.op("Mul", x, net.op("HardSigmoid", net.conv(squeezed, 4, 4, 1), alpha=0.3)), 360
 
 
 def shuffle(net, x):
-    first, second = (
-        net.op("Slice", x, *(net.constant(np.array([value])) for value in bounds)) for bounds in ((0, 2, 1), (2, 4, 1))
-    )
+    first, second = (net.op("Slice", x, *([value] for value in bounds)) for bounds in ((0, 2, 1), (2, 4, 1)))
     return net.op("Concat", second, first, axis=-3), 360
 
 
@@ -263,16 +261,14 @@ def lines(count, seed):
 def solved():
     """A network with a fully connected head, fitted to lines: random convolutions, a ridge on its flattened map."""
     net = Net(1, 12, 12, seed=1)
-    x = net.op("Relu", net.conv("x", 1, 8, [3, 3], pads=[1, 1, 1, 1]))
-    x = net.op(
-        "MaxPool", net.op("Relu", net.conv(x, 8, 12, [3, 3], pads=[1, 1, 1, 1])), kernel_shape=[3, 3], strides=[3, 3]
-    )
+    x = net.op("Relu", net.conv("x", 1, 8, 3))
+    x = net.op("MaxPool", net.op("Relu", net.conv(x, 8, 12, 3)), kernel_shape=[3, 3], strides=[3, 3])
     images, labels = lines(600, 5)
     maps = unsplit(net.model(x, dims=("N", 12, 4, 4)), images).reshape(len(images), -1)
     targets = np.eye(CLASSES, dtype=np.float32)[labels]
     matrix = np.linalg.solve(maps.T @ maps + 20 * np.eye(maps.shape[1]), maps.T @ targets).astype(np.float32)
-    hidden = net.op("Gemm", net.flat(x), net.constant(matrix * 8))
-    logits = net.op("Gemm", net.op("Identity", hidden), net.constant(np.eye(CLASSES, dtype=np.float32)))
+    hidden = net.op("Gemm", net.flat(x), matrix * 8)
+    logits = net.op("Gemm", net.op("Identity", hidden), np.eye(CLASSES, dtype=np.float32))
     return graph_of(net, logits)
 
 

@@ -202,8 +202,8 @@ def test_unreadable_files_are_named(read, tmp_path):
 
 def test_a_grey_network_answers_for_colour_pictures_through_tiles(tmp_path, write):
     net = Net(1, 26, 30)
-    hidden = net.op("Relu", net.conv("x", 1, 6, (3, 3), pads=[1] * 4, strides=[2, 2]))
-    pooled = net.op("GlobalAveragePool", net.op("Relu", net.conv(hidden, 6, 8, (3, 3), pads=[1] * 4)))
+    hidden = net.op("Relu", net.conv("x", 1, 6, 3, strides=[2, 2]))
+    pooled = net.op("GlobalAveragePool", net.op("Relu", net.conv(hidden, 6, 8, 3)))
     path = net.save(tmp_path, net.linear(net.flat(pooled), 8, 4))
     preprocess = read_preprocess(write('resize = 32\nchannels = "L"\nmean = [0.4]\nstd = [0.2]'))
     labels = read_labels(write("a\nb\nc\nd\n", "labels.txt"))

@@ -43,15 +43,15 @@ def framework_network(axes, dtype, batch, scaled):
     x = "x" if dtype == "float32" else net.op("Cast", "x", to=onnx.TensorProto.FLOAT)
     if scaled:
         shape = (3,) if axes.endswith("C") else (3, 1, 1)
-        x = net.op("Mul", x, net.constant(np.full(shape, 1 / 64, np.float32)))
+        x = net.op("Mul", x, np.full(shape, 1 / 64, np.float32))
     if axes.endswith("C"):
         x = net.op("Transpose", x, perm=[0, 3, 1, 2] if len(axes) == 4 else [2, 0, 1])
     if len(axes) == 3:
-        x = net.op("Unsqueeze", x, net.constant(np.array([0])))
-    x = net.op("Relu", net.conv(x, 3, 4, [3, 3], strides=[2, 2], pads=[1, 1, 1, 1]))
-    x = net.op("Reshape", x, net.constant(np.array([batch or -1, 4 * 6 * 5])))
+        x = net.op("Unsqueeze", x, [0])
+    x = net.op("Relu", net.conv(x, 3, 4, 3, strides=[2, 2]))
+    x = net.op("Reshape", x, [batch or -1, 4 * 6 * 5])
     x = net.linear(x, 120, 5)
-    return net, net.op("Squeeze", x, net.constant(np.array([0]))) if len(axes) == 3 else x
+    return net, net.op("Squeeze", x, [0]) if len(axes) == 3 else x
 
 
 def as_given(images, axes):
@@ -96,9 +96,9 @@ def test_any_form_of_the_input_gives_what_the_file_gives(folder, axes, dtype, ba
 def test_a_network_of_one_image_with_its_pre_and_postprocessing(tmp_path):
     net = Net(3, *SIZE)
     first = net.constant(np.array([0]))
-    x = net.op("Div", net.op("Cast", "x", to=onnx.TensorProto.FLOAT), net.constant(np.float32(255)))
+    x = net.op("Div", net.op("Cast", "x", to=onnx.TensorProto.FLOAT), 255.0)
     x = net.op("Unsqueeze", net.op("Transpose", x, perm=[2, 0, 1]), first)
-    scores = net.conv(x, 3, 4, [3, 3], pads=[1, 1, 1, 1])
+    scores = net.conv(x, 3, 4, 3)
     mask = net.op("Squeeze", net.op("ArgMax", scores, axis=1, keepdims=0), first)
     mask = net.op("Cast", mask, to=onnx.TensorProto.UINT8)
     path = save(net, mask, tmp_path, "uint8", (*SIZE, 3), made=SIZE, gives="uint8")
@@ -118,7 +118,7 @@ def test_a_network_of_one_image_with_its_pre_and_postprocessing(tmp_path):
 )
 def test_grey_images(kind, shape, target, tmp_path):
     net = Net(1, *SIZE)
-    x = net.op(kind, "x", net.constant(np.array(target)))
+    x = net.op(kind, "x", target)
     x = net.op("Transpose", x, perm=[0, 3, 1, 2]) if target == [3] else x
     path = save(net, net.linear(net.flat(net.conv(x, 1, 2, [3, 3])), 160, 5), tmp_path, "float32", ("N", *shape))
     source, example = load(path, None)
@@ -142,14 +142,14 @@ def test_an_example_may_have_the_files_own_form(tmp_path):
 def test_maps_of_a_network_of_whole_numbers_with_its_channels_last(tmp_path):
     net = Net(3, *SIZE)
     x = net.op("Transpose", net.op("Cast", "x", to=onnx.TensorProto.FLOAT), perm=[0, 3, 1, 2])
-    x = net.conv(x, 3, 2, [3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+    x = net.conv(x, 3, 2, 3, strides=[2, 2])
     path = save(net, x, tmp_path, "uint8", ("N", "H", "W", 3), made=("N", "C", "H", "W"))
     assert serfer.map_plan(path, [(700, 641), (400, 300)], tmp_path / "plan").windows
 
 
 def test_an_operator_on_whole_numbers_gets_them(tmp_path):
     net = Net(3, *SIZE)
-    x = net.op("Mod", "x", net.constant(np.array(7, np.uint8)))
+    x = net.op("Mod", "x", np.array(7, np.uint8))
     x = net.op("Cast", x, to=onnx.TensorProto.FLOAT)
     path = save(net, net.linear(net.flat(x), 360, 5), tmp_path, "uint8", ("N", 3, *SIZE))
     source, _ = load(path, None)
@@ -208,7 +208,7 @@ def free(directory, net, output, dims, **metadata):
 def strided():
     net = Net(3, *SIZE)
     x = net.op("MaxPool", net.conv("x", 3, 4, [3, 3], strides=[4, 2]), kernel_shape=[2, 2], strides=[2, 2])
-    return net, net.op("Resize", x, "", net.constant(np.array([1, 1, 2, 2], np.float32)))
+    return net, net.op("Resize", x, "", [1.0, 1.0, 2.0, 2.0])
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_a_free_size_is_asked_for_with_what_the_strides_say(dims, size, strides,
 def test_a_size_that_a_network_does_not_take_is_answered_with_what_the_strides_say(dims, size, words, tmp_path):
     net = Net(3, *SIZE)
     coarse = net.op("MaxPool", "x", kernel_shape=[8, 4], strides=[8, 4])
-    fine = net.op("Resize", coarse, "", net.constant(np.array([1, 1, 8, 4], np.float32)))
+    fine = net.op("Resize", coarse, "", [1.0, 1.0, 8.0, 4.0])
     path = free(tmp_path, net, net.op("Add", "x", fine), dims)
     example = np.zeros((1, 3, *size), np.float32)
     if not words:

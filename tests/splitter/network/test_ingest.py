@@ -20,47 +20,43 @@ SIZE = (8, 10)
 
 def network(channels=4):
     net = Net(3, *SIZE)
-    return net, net.op("Relu", net.conv("x", 3, channels, [3, 3], pads=[1, 1, 1, 1]))
+    return net, net.op("Relu", net.conv("x", 3, channels, 3))
 
 
 def group_normalised(net, x):
-    groups = net.op("Reshape", x, net.constant(np.array([0, 2, -1])))
-    groups = net.op(
-        "InstanceNormalization", groups, net.constant(np.ones(2, np.float32)), net.constant(np.zeros(2, np.float32))
-    )
-    return net.op(
-        "Mul", net.op("Reshape", groups, net.constant(np.array([0, 4, *SIZE]))), net.constant(net.floats(4, 1, 1))
-    )
+    groups = net.op("Reshape", x, [0, 2, -1])
+    groups = net.op("InstanceNormalization", groups, np.ones(2, np.float32), np.zeros(2, np.float32))
+    return net.op("Mul", net.op("Reshape", groups, [0, 4, *SIZE]), net.floats(4, 1, 1))
 
 
 def attention(net, x):
-    flat = net.op("Reshape", x, net.constant(np.array([0, 4, -1])))
+    flat = net.op("Reshape", x, [0, 4, -1])
     weights = net.op("Softmax", net.op("MatMul", net.op("Transpose", flat, perm=[0, 2, 1]), flat), axis=-1)
     mixed = net.op("MatMul", flat, net.op("Transpose", weights, perm=[0, 2, 1]))
-    return net.op("Add", net.op("Reshape", mixed, net.constant(np.array([0, 4, *SIZE]))), x)
+    return net.op("Add", net.op("Reshape", mixed, [0, 4, *SIZE]), x)
 
 
 def means_of_rows(net, x):
     """Gates for every row and every column apart: coordinate attention."""
-    rows = net.op("Sigmoid", net.op("ReduceMean", x, net.constant(np.array([3]))))
-    cols = net.op("Sigmoid", net.op("ReduceMean", x, net.constant(np.array([2]))))
+    rows = net.op("Sigmoid", net.op("ReduceMean", x, [3]))
+    cols = net.op("Sigmoid", net.op("ReduceMean", x, [2]))
     return net.op("Mul", net.op("Mul", x, rows), cols)
 
 
 def windows(net, x):
     """Swin's: windows become positions of their own."""
-    parts = net.op("Reshape", x, net.constant(np.array([0, 4, 4, 2, 5, 2])))
+    parts = net.op("Reshape", x, [0, 4, 4, 2, 5, 2])
     parts = net.op("Transpose", parts, perm=[0, 2, 4, 3, 5, 1])
-    parts = net.op("LayerNormalization", parts, net.constant(net.floats(4)), axis=-1)
-    return net.op("Reshape", net.op("Transpose", parts, perm=[0, 5, 1, 3, 2, 4]), net.constant(np.array([0, 4, *SIZE])))
+    parts = net.op("LayerNormalization", parts, net.floats(4), axis=-1)
+    return net.op("Reshape", net.op("Transpose", parts, perm=[0, 5, 1, 3, 2, 4]), [0, 4, *SIZE])
 
 
 ONE_TASK = [
-    lambda net, x: net.op("InstanceNormalization", x, net.constant(net.floats(4)), net.constant(net.floats(4))),
+    lambda net, x: net.op("InstanceNormalization", x, net.floats(4), net.floats(4)),
     lambda net, x: net.op("Softmax", x, axis=-1),
-    lambda net, x: net.op("Einsum", x, net.constant(net.floats(4, 4)), equation="nchw,cd->ndhw"),
+    lambda net, x: net.op("Einsum", x, net.floats(4, 4), equation="nchw,cd->ndhw"),
     lambda net, x: net.op("LpPool", x, kernel_shape=[2, 2], strides=[1, 1], pads=[0, 0, 1, 1], p=2),
-    lambda net, x: net.op("CumSum", x, net.constant(np.array(2))),
+    lambda net, x: net.op("CumSum", x, 2),
     *(group_normalised, attention, means_of_rows, windows),
 ]
 
@@ -68,7 +64,7 @@ ONE_TASK = [
 @pytest.mark.parametrize("form", ONE_TASK)
 def test_operators_that_cannot_be_spread_form_a_stage_of_one_task(form, tmp_path):
     net, x = network()
-    y = net.op("Relu", net.conv(form(net, x), 4, 4, [3, 3], pads=[1, 1, 1, 1]))
+    y = net.op("Relu", net.conv(form(net, x), 4, 4, 3))
     model, batch = net.model(net.linear(net.flat(y), 4 * int(np.prod(SIZE)), 5)), net.batch_of(2)
     graph = from_onnx(model, *SIZE)
     assert not all(operators.tileable(graph, node) for node in graph.nodes[:-2])
@@ -81,8 +77,8 @@ def test_operators_that_cannot_be_spread_form_a_stage_of_one_task(form, tmp_path
 
 def test_computed_constants_are_folded_and_what_is_not_float32_or_not_used_stays_inside_a_stage(tmp_path):
     net, x = network()
-    x = net.op("Where", net.op("Greater", x, net.constant(np.float32(0.3))), x, net.op("Neg", x))
-    x = net.op("Conv", x, net.op("Abs", net.constant(net.floats(4, 4, 3, 3))), pads=[1, 1, 1, 1])
+    x = net.op("Where", net.op("Greater", x, 0.3), x, net.op("Neg", x))
+    x = net.op("Conv", x, net.op("Abs", net.floats(4, 4, 3, 3)), pads=[1, 1, 1, 1])
     net.op("MaxPool", x, output="top", others=["where"], kernel_shape=[2, 2])
     assert worst_error(net.model(net.flat("top")), net.batch_of(2), tmp_path, ["2x2", "2x2", "1"]) <= EXACT
 
@@ -97,7 +93,7 @@ def refused(net, output, *words):
 
 
 def dropout_in_training(net, x):
-    return net.op("Dropout", x, net.constant(np.float32(0.5)), net.constant(np.ones((), bool)))
+    return net.op("Dropout", x, 0.5, np.ones((), bool))
 
 
 def batch_norm_in_training(net, x):
@@ -110,7 +106,7 @@ def branch_of_the_data(net, x):
     branches = [
         helper.make_graph([helper.make_node(kind, [x], ["y"])], kind, [], [value]) for kind in ("Relu", "Sigmoid")
     ]
-    condition = net.op("Greater", net.op("ReduceSum", x, keepdims=0), net.constant(np.float32(0)))
+    condition = net.op("Greater", net.op("ReduceSum", x, keepdims=0), 0.0)
     return net.op("If", condition, then_branch=branches[0], else_branch=branches[1])
 
 
@@ -166,7 +162,7 @@ def test_operators_and_outputs_that_onnx_or_plans_lack_are_refused(kind, domain,
 
 def mixed(kind, *constants, **attributes):
     """An operator on a map and constants that looks at several images, or moves them."""
-    return lambda net, x: net.op(kind, x, *map(net.constant, constants), **attributes)
+    return lambda net, x: net.op(kind, x, *constants, **attributes)
 
 
 MIXED = ("mixes the images of a batch",)
@@ -176,7 +172,7 @@ MIXED = ("mixes the images of a batch",)
     ("form", "words"),
     [
         (lambda net, x: net.op("Concat", x, x, axis=0), MIXED),
-        (lambda net, x: net.op("Concat", x, net.constant(net.floats(1, 4, *SIZE)), axis=0), ("(Concat)", *MIXED)),
+        (lambda net, x: net.op("Concat", x, net.floats(1, 4, *SIZE), axis=0), ("(Concat)", *MIXED)),
         (mixed("ReduceMean", np.array([0])), MIXED),
         (lambda net, x: net.op("Mul", x, net.op("ReduceMax", x, keepdims=0)), MIXED),
         (mixed("Softmax", axis=0), MIXED),
@@ -194,7 +190,7 @@ MIXED = ("mixes the images of a batch",)
 def test_operators_that_mix_move_or_fold_images_are_refused(form, words):
     net, x = network()
     y = net.op("Sigmoid", form(net, x))
-    refused(net, net.op("Reshape", y, net.constant(np.array([1, -1]))), *words)
+    refused(net, net.op("Reshape", y, [1, -1]), *words)
 
 
 @pytest.mark.parametrize("order", ["cx", "xc", "cxc", "xcx", "ccxxc"])
@@ -203,9 +199,9 @@ def test_constants_joined_to_maps_are_repeated_for_each_image(order, tmp_path):
     net, x = network()
     parts = [x if part == "x" else net.constant(net.floats(1, 2, *SIZE)) for part in order]
     channels = 4 * order.count("x") + 2 * order.count("c")
-    x = net.conv(net.op("Concat", *parts, axis=1), channels, 4, [3, 3], pads=[1, 1, 1, 1])
-    tokens = net.op("Transpose", net.op("Reshape", x, net.constant(np.array([0, 4, -1]))), perm=[0, 2, 1])
-    tokens = net.op("Concat", net.constant(net.floats(1, 1, 4)), tokens, axis=-2)  # a class token
+    x = net.conv(net.op("Concat", *parts, axis=1), channels, 4, 3)
+    tokens = net.op("Transpose", net.op("Reshape", x, [0, 4, -1]), perm=[0, 2, 1])
+    tokens = net.op("Concat", net.floats(1, 1, 4), tokens, axis=-2)  # a class token
     model, batch = net.model(net.flat(tokens)), net.batch_of(2)
     graph = from_onnx(model, *SIZE)
     assert all(operators.tileable(graph, node) for node in graph.nodes if len(graph.shapes[node.output]) == 4)
@@ -233,7 +229,7 @@ def test_a_second_output_without_a_rule_is_refused():
 
 def test_a_slice_that_keeps_all_images_is_removed():
     net, x = network()
-    x = net.op("Slice", x, *(net.constant(np.array(value)) for value in ([0], [2**63 - 1], [0])))
+    x = net.op("Slice", x, [0], [2**63 - 1], [0])
     graph = from_onnx(net.model(net.flat(x)), *SIZE)
     assert [node.kind for node in graph.nodes] == ["Conv", "Relu", "Flatten"]
 
@@ -253,11 +249,11 @@ SMALL = (12, 12)
 def of_opset(opset):
     """Operators that every opset has in one form: no axes, no limits, no sizes as inputs."""
     net = Net(3, *SMALL, opset=opset)
-    x = net.conv("x", 3, 8, [3, 3], pads=[1, 1, 1, 1])
+    x = net.conv("x", 3, 8, 3)
     statistics = [net.constant(np.abs(net.floats(8)) + 0.1) for _ in range(4)]
     x = net.op("Relu", net.op("BatchNormalization", x, *statistics))
     x = net.op("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
-    x = net.op("Add", x, net.op("Sigmoid", net.conv(x, 8, 8, [3, 3], groups=8, pads=[1, 1, 1, 1])))
+    x = net.op("Add", x, net.op("Sigmoid", net.conv(x, 8, 8, 3, groups=8)))
     x = net.flat(net.op("GlobalAveragePool", net.op("Concat", x, x, axis=1)))
     return net, net.model(net.linear(x, 16, 5))
 
@@ -291,7 +287,7 @@ def torchscript_pads(net, left, right, top, bottom):
 
 def test_padding_in_the_older_exporters_form_is_constant(tmp_path):
     net, x = network()
-    x = net.op("Pad", x, torchscript_pads(net, 0, 1, 2, 0), net.constant(np.float32(0.5)), mode="constant")
+    x = net.op("Pad", x, torchscript_pads(net, 0, 1, 2, 0), 0.5, mode="constant")
     model = net.model(net.flat(net.conv(x, 4, 4, [3, 3], strides=[2, 2])))
     assert [node.kind for node in from_onnx(model, *SIZE).nodes] == ["Conv", "Relu", "Pad", "Conv", "Flatten"]
     assert worst_error(model, net.batch_of(2), tmp_path, ["2x2", "1"]) <= EXACT
@@ -304,8 +300,8 @@ def many_large_ones(net):
 
 TOO_LARGE = [
     lambda net: net.op("ConstantOfShape", integers(net, 1 << 18, 1 << 18)),
-    lambda net: net.op("Expand", net.constant(np.float32(1)), integers(net, 1 << 18, 1 << 18)),
-    lambda net: net.op("Range", *(net.constant(np.float32(value)) for value in (0, 1 << 36, 1))),
+    lambda net: net.op("Expand", 1.0, integers(net, 1 << 18, 1 << 18)),
+    lambda net: net.op("Range", *(np.float32(value) for value in (0, 1 << 36, 1))),
     many_large_ones,
 ]
 
@@ -327,10 +323,10 @@ def test_a_view_of_all_values_in_order_is_a_reshape(shape, tmp_path):
     """ConvNeXt's pooled features, as torch.export has them."""
     net, x = network()
     mean = net.op("Reshape", net.op("ReduceMean", x, integers(net, -1, -2)), integers(net, -1))
-    other = net.op("Gather", mean, net.constant(np.array([[0, 2, 1, 3]])), axis=0)
+    other = net.op("Gather", mean, [[0, 2, 1, 3]], axis=0)
     with pytest.raises(ModelError, match=r"\(Reshape\).*images of a batch"):
         from_onnx(net.model(net.linear(other, 4, 5)), *SIZE)
-    x = net.op("Gather", mean, net.constant(np.arange(4).reshape(shape)), axis=0)
+    x = net.op("Gather", mean, np.arange(4).reshape(shape), axis=0)
     model = net.model(net.linear(net.op("Reshape", x, integers(net, 1, 4)), 4, 5))
     batch = net.batch_of(1)
     assert worst_error(model, batch, tmp_path, ["2x2", "1"]) <= EXACT

@@ -31,13 +31,13 @@ class Quantised(Net):
         value = self.constant(self.random.integers(-127, 128, shape).astype(np.int8))
         count = shape[axis]
         if not per_channel:
-            return self.op("DequantizeLinear", value, self.constant(np.float32(0.002)), self.constant(np.int8(3)))
+            return self.op("DequantizeLinear", value, 0.002, np.int8(3))
         scale = self.constant(self.random.uniform(0.0005, 0.003, count).astype(np.float32))
-        return self.op("DequantizeLinear", value, scale, self.constant(np.zeros(count, np.int8)), axis=axis)
+        return self.op("DequantizeLinear", value, scale, np.zeros(count, np.int8), axis=axis)
 
     def bias(self, count):
         value = self.constant(self.random.integers(-3000, 3000, count).astype(np.int32))
-        return self.op("DequantizeLinear", value, self.constant(np.float32(1e-4)))
+        return self.op("DequantizeLinear", value, 0.0001)
 
 
 def network(kind=np.int8, zero=0, *, per_channel=True):
@@ -102,18 +102,18 @@ def halves(cast):
     """A network that needs constants of its own in tiles: means of fewer positions, shares of a global mean."""
     net = Net(3, 16, 16)
     x = net.op("Cast", "x", to=TensorProto.FLOAT16) if cast else "x"
-    x = net.op("Relu", net.conv(x, 3, 12, [3, 3], pads=[1, 1, 1, 1]))
+    x = net.op("Relu", net.conv(x, 3, 12, 3))
     x = net.op("AveragePool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
-    x = net.op("Clip", net.conv(x, 12, 24, [3, 3]), net.constant(np.float32(-4)), net.constant(np.float32(4)))
+    x = net.op("Clip", net.conv(x, 12, 24, [3, 3]), -4.0, 4.0)
     x = net.linear(net.flat(net.op("GlobalAveragePool", x)), 24, 5)
     return net, net.op("Cast", x, to=TensorProto.FLOAT) if cast else x
 
 
 def in_half(net, output, cast, dims=(1, 5)):
     """Write a network with fp16 constants, and with an fp16 input and output where it casts neither."""
-    net.weights = [
+    net.constants = [
         numpy_helper.from_array(value.astype(np.float16), tensor.name) if value.dtype == np.float32 else tensor
-        for tensor in net.weights
+        for tensor in net.constants
         for value in [numpy_helper.to_array(tensor)]
     ]
     kind = TensorProto.FLOAT if cast else TensorProto.FLOAT16
@@ -122,7 +122,7 @@ def in_half(net, output, cast, dims=(1, 5)):
         "net",
         [helper.make_tensor_value_info("x", kind, [1, *net.size])],
         [helper.make_tensor_value_info(output, kind, dims)],
-        net.weights,
+        net.constants,
     )
     return helper.make_model(body, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
 
@@ -165,9 +165,9 @@ def test_operators_in_any_order_are_read_and_an_undefined_tensor_is_refused(tmp_
 def test_a_mean_in_float16_of_more_values_than_its_range(tmp_path):
     """onnxconverter-common 323: a ReduceMean of 65,536 float16 values is NaN."""
     net = Net(3, 256, 256)
-    x = net.op("Relu", net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1]))
-    x = net.op("Relu", net.conv(x, 4, 4, [3, 3], pads=[1, 1, 1, 1]))
-    mean = net.op("ReduceMean", x, net.constant(np.array([2, 3])))
+    x = net.op("Relu", net.conv("x", 3, 4, 3))
+    x = net.op("Relu", net.conv(x, 4, 4, 3))
+    mean = net.op("ReduceMean", x, [2, 3])
     onnx.save(in_half(net, mean, cast=False, dims=(1, 4, 1, 1)), tmp_path / "net.onnx")
     plan = split(tmp_path / "net.onnx", out=tmp_path / "plan", grids=["2x2", "1"])
     assert len(plan.stages[0].tiles) == 4

@@ -155,7 +155,7 @@ class TestSplit:
 
     def test_boxes_have_any_number_of_labels(self, tmp_path):
         net = Net(3, 8, 8)
-        boxes = net.op("Reshape", net.conv("x", 3, 6, [1, 1]), net.constant(np.array([0, 6, -1])))
+        boxes = net.op("Reshape", net.conv("x", 3, 6, 1), [0, 6, -1])
         plan = self.split(net.model(boxes, dims=("N", 6, 64)), ULTRALYTICS, tmp_path)
         assert len(plan.labels) == 4
         assert serfer.describe(tmp_path / "plan", labels=["a", "b"]).labels == ("a", "b")
@@ -170,7 +170,7 @@ SHARE = 0.1
 def network(opset=20):
     """A network whose matrix is most of its 4 MB."""
     net = Net(3, *SIDES, opset=opset)
-    x = net.op("Relu", net.conv("x", 3, 8, [3, 3], pads=[1, 1, 1, 1]))
+    x = net.op("Relu", net.conv("x", 3, 8, 3))
     return net, net.op("Relu", net.linear(net.flat(x), FEATURES, 512))
 
 
@@ -236,7 +236,7 @@ def test_an_exported_module_shares_its_weights_with_the_plan():
 
 def test_a_files_external_weights_of_any_size_are_memory_mapped(tmp_path):
     net, x = network()
-    x = net.op("Reshape", x, net.constant(np.array([0, 2, 16, 16])))
+    x = net.op("Reshape", x, [0, 2, 16, 16])
     model = net.model(net.linear(net.flat(x), 512, 5))
     batch, size = net.batch_of(2), size_of(model)
     expected = unsplit(model, batch)
@@ -287,9 +287,9 @@ def test_weights_of_types_that_numpy_lacks_are_converted(kind, tmp_path):
     net, x = network()
     net.opset = 21
     whole = net.random.integers(-7, 7, (512, 64))
-    net.weights.append(helper.make_tensor("odd", kind, whole.shape, whole.flatten().astype(np.float32)))
+    net.constants.append(helper.make_tensor("odd", kind, whole.shape, whole.flatten().astype(np.float32)))
     if kind == TensorProto.INT4:
-        matrix = net.op("DequantizeLinear", "odd", net.constant(np.float32(0.5)))
+        matrix = net.op("DequantizeLinear", "odd", 0.5)
     else:
         matrix = net.op("Cast", "odd", to=TensorProto.FLOAT)
     model = net.model(net.op("MatMul", x, matrix))

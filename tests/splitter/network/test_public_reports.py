@@ -21,7 +21,7 @@ def split(net, output, tmp_path, dims=("N", "C", "H", "W"), size=None, **attribu
 
 
 def padded(net, x, before=3, after=4):
-    return net.conv(x, before, after, [3, 3], pads=[1, 1, 1, 1])
+    return net.conv(x, before, after, 3)
 
 
 @pytest.mark.parametrize(("opset", "scales"), [(18, 2), (20, 2), (21, 4)])
@@ -48,7 +48,7 @@ def cropped_by_a_resize_that_names_the_batch(net):
 
 
 def padded_by_nothing_and_summed_over_a_stack(net):
-    first = net.op("Pad", padded(net, "x"), net.constant(np.zeros(8, np.int64)), mode="reflect")
+    first = net.op("Pad", padded(net, "x"), np.zeros(8, np.int64), mode="reflect")
     axis = net.constant(np.array([0]))
     maps = [net.op("Unsqueeze", branch, axis) for branch in (first, net.op("Relu", first), net.op("Tanh", first))]
     return padded(net, net.op("ReduceSum", net.op("Concat", *maps, axis=0), axis, keepdims=0), 4)
@@ -68,9 +68,9 @@ def unpooled_without_an_activation(net):
 
 def recurrent_over_rows(net):
     x = net.op("Transpose", net.conv("x", 3, 4, [3, 10]), perm=[2, 0, 1, 3])  # (rows, N, channels, 1)
-    x = net.op("Squeeze", x, net.constant(np.array([3])))
+    x = net.op("Squeeze", x, [3])
     weights = net.constant(net.floats(1, 20, 4)), net.constant(net.floats(1, 20, 5))
-    x = net.op("Squeeze", net.op("LSTM", x, *weights, hidden_size=5), net.constant(np.array([1])))
+    x = net.op("Squeeze", net.op("LSTM", x, *weights, hidden_size=5), [1])
     return net.op("Transpose", x, perm=[1, 0, 2])
 
 
@@ -83,9 +83,9 @@ def pooled_as_opset_13_pads(net):
 def flattened_by_its_shape(net):
     """onnx 4101, 4529: Softmax of opset 11 behind a Reshape to a shape that is computed from a free batch."""
     x = net.op("MaxPool", padded(net, "x"), kernel_shape=[2, 2], strides=[2, 2])
-    size = net.op("Gather", net.op("Shape", x), net.constant(np.array(0)), axis=0)
+    size = net.op("Gather", net.op("Shape", x), 0, axis=0)
     size = net.op("Unsqueeze", size, axes=[0])
-    x = net.op("Reshape", x, net.op("Concat", size, net.constant(np.array([-1])), axis=0))
+    x = net.op("Reshape", x, net.op("Concat", size, [-1], axis=0))
     return net.op("Softmax", net.linear(x, 120, 5))
 
 
@@ -96,13 +96,13 @@ def softmax_from_its_axis_on(net):
 
 def upsampled_as_opset_9_does(net):
     """keras-onnx 34, onnx 3050: Upsample and BatchNormalization of opset 9."""
-    x = net.op("Upsample", padded(net, "x"), net.constant(np.array([1, 1, 2, 2], np.float32)), mode="nearest")
-    return net.op("BatchNormalization", x, *(net.constant(np.abs(net.floats(4))) for _ in range(4)))
+    x = net.op("Upsample", padded(net, "x"), [1.0, 1.0, 2.0, 2.0], mode="nearest")
+    return net.op("BatchNormalization", x, *(np.abs(net.floats(4)) for _ in range(4)))
 
 
 def deformed(net):
     """torchvision's deform_conv2d as DeformConv of opset 19."""
-    offsets = net.conv("x", 3, 18, [3, 3], pads=[1, 1, 1, 1])
+    offsets = net.conv("x", 3, 18, 3)
     weight = net.constant(net.floats(4, 3, 3, 3))
     return net.op("DeformConv", "x", weight, offsets, kernel_shape=[3, 3], pads=[1, 1, 1, 1])
 
@@ -192,7 +192,7 @@ def test_weights_of_more_than_2_gb_meet_a_limit_that_is_named(tmp_path):
     with (tmp_path / "w.bin").open("wb") as file:
         file.truncate(size)  # of zeros, which take no place
     net = Net(3, 8, 8)
-    model = net.model(net.conv("x", 3, many, [1, 1]), dims=("N", "C", "H", "W"))
+    model = net.model(net.conv("x", 3, many, 1), dims=("N", "C", "H", "W"))
     model.graph.initializer.append(weights)
     last = model.graph.output[0].name
     model.graph.node.append(helper.make_node("Conv", [last, "w"], ["y"], pads=[1] * 4))
@@ -206,8 +206,8 @@ def test_weights_of_more_than_2_gb_meet_a_limit_that_is_named(tmp_path):
 def test_an_instance_norm_in_float16_whose_variance_overflows(tmp_path):
     """onnxruntime 10079, mlx 4228: the variance of values of 512 is beyond float16's range."""
     net = Net(3, 12, 10)
-    x = net.op("Mul", padded(net, "x"), net.constant(np.float32(512)))
-    x = net.op("InstanceNormalization", x, net.constant(np.ones(4, np.float32)), net.constant(np.zeros(4, np.float32)))
+    x = net.op("Mul", padded(net, "x"), 512.0)
+    x = net.op("InstanceNormalization", x, np.ones(4, np.float32), np.zeros(4, np.float32))
     plan = split(net, padded(net, x, 4), tmp_path, precision="fp16")
     with serfer.open(tmp_path / "plan", store="memory://", workers="inprocess") as pipeline:
         assert np.isfinite(pipeline.run(net.batch_of(1))).all()
@@ -216,9 +216,9 @@ def test_an_instance_norm_in_float16_whose_variance_overflows(tmp_path):
 
 def test_sizes_and_axes_that_a_network_does_not_take_are_refused(tmp_path):
     net = Net(3, "H", "W")
-    fine = net.conv("x", 3, 4, [3, 3], strides=[16, 16], pads=[1, 1, 1, 1])
+    fine = net.conv("x", 3, 4, 3, strides=[16, 16])
     coarse = net.conv(fine, 4, 4, [2, 2], strides=[2, 2])
-    again = net.op("Resize", coarse, "", net.constant(np.array([1, 1, 2, 2], np.float32)))
+    again = net.op("Resize", coarse, "", [1.0, 1.0, 2.0, 2.0])
     joined = net.op("Concat", again, fine, axis=1)
     shape = net.op("Cast", net.op("Shape", joined), to=TensorProto.FLOAT)
     x = net.op("Div", joined, net.op("ReduceProd", shape, keepdims=0))
@@ -229,6 +229,6 @@ def test_sizes_and_axes_that_a_network_does_not_take_are_refused(tmp_path):
         split(net, padded(net, "x"), tmp_path, dims=("N", "C", 12, 10), size=(24, 10))
     net = Net(3, 8, 16)
     net.size = (3, 4, 8, 16)
-    volume = net.op("Conv", "x", net.constant(net.floats(4, 3, 3, 3, 3)), kernel_shape=[3, 3, 3], pads=[1] * 6)
+    volume = net.op("Conv", "x", net.floats(4, 3, 3, 3, 3), kernel_shape=[3, 3, 3], pads=[1] * 6)
     with pytest.raises(ModelError, match="takes tensors of 5 axes, not images"):
         split(net, volume, tmp_path, dims=("N", "C", "D", "H", "W"))

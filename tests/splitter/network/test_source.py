@@ -172,7 +172,7 @@ def test_files_that_are_missing_cut_off_or_of_another_kind_are_told_apart(tmp_pa
 
 def network(channels=3, batch="N", **more):
     net = Net(channels, *SIZE, batch=batch, **more)
-    return net, net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1])
+    return net, net.conv("x", 3, 4, 3)
 
 
 @pytest.mark.parametrize("example", [None, EXAMPLE])

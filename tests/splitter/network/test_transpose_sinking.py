@@ -15,7 +15,7 @@ def picked(net, x, axis, indices, kind="GatherND"):
     """Move an axis to the front, pick, and move it back."""
     order = [axis, *(other for other in range(4) if other != axis)]
     indices, form = (np.array(indices), {"axis": 0}) if kind == "Gather" else (np.array(indices)[:, None], {})
-    chosen = net.op(kind, net.op("Transpose", x, perm=order), net.constant(indices), **form)
+    chosen = net.op(kind, net.op("Transpose", x, perm=order), indices, **form)
     return net.op("Transpose", chosen, perm=np.argsort(order).tolist())
 
 
@@ -27,7 +27,7 @@ PICKS = [(1, [2, 1, 0, 5, 4, 3]), (1, [0, -1]), (2, [8, 0, 5, 5, 3]), (3, [0, 5,
 def test_a_pick_along_a_moved_axis_is_one_gather_and_is_spread(axis, indices, kind, tmp_path):
     net, x = network()
     channels = len(indices) if axis == 1 else 6
-    x = net.conv(picked(net, x, axis, indices, kind), channels, 4, [3, 3], pads=[1, 1, 1, 1])
+    x = net.conv(picked(net, x, axis, indices, kind), channels, 4, 3)
     model = net.model(net.flat(x))
     graph = with_tile_pools(from_onnx(model, *SIZE))
     assert [(node.kind, node.attributes.get("axis")) for node in graph.nodes[1:2]] == [("Gather", axis)]
@@ -40,7 +40,7 @@ def test_a_moved_axis_may_serve_several_picks(tmp_path):
     net, x = network()
     moved = net.op("Transpose", x, perm=[1, 0, 2, 3])
     parts = [
-        net.op("Transpose", net.op("GatherND", moved, net.constant(np.array(rows)[:, None])), perm=[1, 0, 2, 3])
+        net.op("Transpose", net.op("GatherND", moved, np.array(rows)[:, None]), perm=[1, 0, 2, 3])
         for rows in ([3, 0], [1, 5, 2])
     ]
     x = net.op("Concat", *parts, axis=1)
@@ -62,7 +62,7 @@ def by_slices(net, packed, part):
 
 
 def by_index(net, packed, part):
-    return net.op("Gather", packed, net.constant(np.array(part)), axis=0)
+    return net.op("Gather", packed, part, axis=0)
 
 
 @pytest.mark.parametrize("unpacked", [by_slices, by_index])
@@ -70,16 +70,16 @@ def test_multi_head_attention_as_exported_from_vision_transformers(unpacked, tmp
     """Queries, keys and values of two heads are unpacked as torch's permute and unbind are exported."""
     positions = SIZE[0] * SIZE[1]
     net, x = network(24)
-    tokens = net.op("Transpose", net.op("Reshape", x, net.constant(np.array([0, 24, -1]))), perm=[0, 2, 1])
-    packed = net.op("Reshape", tokens, net.constant(np.array([0, positions, 3, 2, 4])))
+    tokens = net.op("Transpose", net.op("Reshape", x, [0, 24, -1]), perm=[0, 2, 1])
+    packed = net.op("Reshape", tokens, [0, positions, 3, 2, 4])
     packed = net.op("Transpose", packed, perm=[2, 0, 3, 1, 4])
     queries, keys, values = (unpacked(net, packed, part) for part in range(3))
-    keys = net.op("Reshape", keys, net.constant(np.array([-1, positions, 4])))  # heads join the batch
+    keys = net.op("Reshape", keys, [-1, positions, 4])  # heads join the batch
     keys = net.op("Transpose", keys, perm=[0, 2, 1])
-    keys = net.op("Reshape", keys, net.constant(np.array([1, 2, 4, positions])))
+    keys = net.op("Reshape", keys, [1, 2, 4, positions])
     mixed = net.op("MatMul", net.op("Softmax", net.op("MatMul", queries, keys), axis=-1), values)
-    out = net.op("Reshape", net.op("Transpose", mixed, perm=[0, 2, 1, 3]), net.constant(np.array([0, positions, 8])))
-    model, batch = net.model(net.flat(net.op("ReduceMean", out, net.constant(np.array([1]))))), net.batch_of(2)
+    out = net.op("Reshape", net.op("Transpose", mixed, perm=[0, 2, 1, 3]), [0, positions, 8])
+    model, batch = net.model(net.flat(net.op("ReduceMean", out, [1]))), net.batch_of(2)
     expected = np.concatenate([unsplit(model, image[None]) for image in batch])
     assert worst_error(model, batch, tmp_path, expected=expected) <= EXACT
 
@@ -93,8 +93,8 @@ def test_a_grid_of_rows_and_columns_is_two_gathers_and_is_spread(to_front, tmp_p
     """What torch's exporter makes of interpolation with "nearest-exact"."""
     net, x = network()
     grid = grid_of([0, 0, 3, 8, -1], [1, 2, 2, 7, 7, 8])
-    x = net.op("GatherND", net.op("Transpose", x, perm=to_front), net.constant(grid))
-    x = net.conv(net.op("Transpose", x, perm=np.argsort(to_front).tolist()), 6, 4, [3, 3], pads=[1, 1, 1, 1])
+    x = net.op("GatherND", net.op("Transpose", x, perm=to_front), grid)
+    x = net.conv(net.op("Transpose", x, perm=np.argsort(to_front).tolist()), 6, 4, 3)
     model = net.model(net.flat(x))
     graph = with_tile_pools(from_onnx(model, *SIZE))
     assert [node.kind for node in graph.nodes] == ["Conv", "Gather", "Gather", "Conv", "Flatten"]
@@ -105,7 +105,7 @@ def test_places_that_are_no_grid_are_refused():
     net, x = network()
     places = grid_of([0, 1, 2], [3, 4, 5])
     places[1, 1] = (8, 8)
-    x = net.op("GatherND", net.op("Transpose", x, perm=[2, 3, 0, 1]), net.constant(places))
+    x = net.op("GatherND", net.op("Transpose", x, perm=[2, 3, 0, 1]), places)
     x = net.op("Transpose", x, perm=[2, 3, 0, 1])
     with pytest.raises(ModelError, match=r"\(Transpose\).*images of a batch"):
         from_onnx(net.model(net.flat(x)), *SIZE)

@@ -36,11 +36,11 @@ SIZE = (13, 10)
 
 def residual(net):
     """Two residual blocks; return the output and the names of its operators' outputs by what they are."""
-    head = net.op("Relu", net.conv("x", 3, 4, [3, 3], **SAME))
+    head = net.op("Relu", net.conv("x", 3, 4, 3))
     names = {"head": head}
     for block in ("one", "two"):
         first = net.op("Relu", net.conv(head, 4, 6, [5, 3], pads=[2, 1, 2, 1]))
-        second = net.conv(first, 6, 4, [3, 3], **SAME)
+        second = net.conv(first, 6, 4, 3)
         head = net.op("Relu", net.op("Add", second, head))
         names |= {f"{block} first": first, f"{block} second": second, f"{block} end": head}
     return net.linear(net.flat(net.op("MaxPool", head, kernel_shape=[3, 2], strides=[3, 2])), 4 * 4 * 5, 6), names
@@ -48,12 +48,12 @@ def residual(net):
 
 def branching(net):
     """Three branches that are joined; the first is read again after that."""
-    x = net.op("Relu", net.conv("x", 3, 4, [3, 3], **SAME))
-    one = net.conv(x, 4, 2, [3, 3], **SAME)
+    x = net.op("Relu", net.conv("x", 3, 4, 3))
+    one = net.conv(x, 4, 2, 3)
     two = net.op("Sigmoid", net.conv(x, 4, 3, [1, 5], pads=[0, 2, 0, 2]))
     three = net.op("MaxPool", x, kernel_shape=[3, 3], pads=[1, 1, 1, 1])
     joined = net.op("Concat", one, two, three, axis=1)
-    narrow = net.conv(joined, 9, 2, [3, 3], **SAME)
+    narrow = net.conv(joined, 9, 2, 3)
     last = net.op("Add", narrow, one)
     names = {"x": x, "one": one, "two": two, "three": three, "joined": joined, "narrow": narrow}
     return net.linear(net.flat(last), 2 * 13 * 10, 6), names
@@ -128,7 +128,7 @@ def test_a_stage_may_read_nothing_of_the_one_before(tmp_path):
 def test_a_tile_without_readers_writes_nothing(tmp_path, grid):
     net = Net(1, 8, 8)
     x = net.op("MaxPool", "x", kernel_shape=[2, 2], strides=[2, 2])
-    y = net.op("Relu", net.conv(x, 1, 2, [1, 1], strides=[3, 3]))
+    y = net.op("Relu", net.conv(x, 1, 2, 1, strides=[3, 3]))
     plan = split_and_check(net, net.flat(y), tmp_path / "plan", [grid, "2x2", "1"], cuts=(x, y))
     assert sum(not tile.cells for tile in plan.stages[0].tiles) == {"4x4": 12, "2x2": 0}[grid]
 
@@ -136,9 +136,9 @@ def test_a_tile_without_readers_writes_nothing(tmp_path, grid):
 def test_the_network_in_a_plan_directory_can_be_split_itself(tmp_path):
     """As `register` does: names that the first plan gave to parts of tensors are taken in the second."""
     net = Net(3, 10, 10)
-    x = net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1])
-    apart = net.conv(x, 4, 4, [1, 1], strides=[2, 2])  # reads less than the convolution beside it
-    both = net.op("Add", apart, net.conv(x, 4, 4, [3, 3], pads=[1, 1, 1, 1], strides=[2, 2]))
+    x = net.conv("x", 3, 4, 3)
+    apart = net.conv(x, 4, 4, 1, strides=[2, 2])  # reads less than the convolution beside it
+    both = net.op("Add", apart, net.conv(x, 4, 4, 3, strides=[2, 2]))
     model, path = net.model(net.linear(net.flat(net.op("GlobalAveragePool", both)), 4, 5)), tmp_path / "net.onnx"
     path.write_bytes(model.SerializeToString())
     for directory in ("first", "second", "third"):

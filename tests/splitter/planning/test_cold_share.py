@@ -149,13 +149,13 @@ def tailed(size, widths, times, took_s, *, is_table, has_map=False, seed=0):
     """Return a graph whose part that runs as it is repeats its channels so many times."""
     net, x, channels = Net(3, *size, seed), "x", 3
     for width in widths:
-        x = net.op("Relu", net.conv(x, channels, width, [3, 3], pads=[1] * 4))
+        x = net.op("Relu", net.conv(x, channels, width, 3))
         channels = width
     outputs = {net.op("Sigmoid", x): 4} if has_map else {}
-    sums = net.op("ReduceSum", x, net.constant(np.array([0])), keepdims=1)
+    sums = net.op("ReduceSum", x, [0], keepdims=1)
     sums = net.op("Concat", *[sums] * times, axis=1)
     if is_table:
-        sums = net.op("Reshape", sums, net.constant(np.array([0, times * channels, -1])))
+        sums = net.op("Reshape", sums, [0, times * channels, -1])
     outputs[sums] = 3 if is_table else 4
     model = net.model(*((name, TensorProto.FLOAT, rank) for name, rank in outputs.items()))
     graph, _ = read(source_of(model), np.zeros((1, 3, *size), np.float32))

@@ -74,7 +74,7 @@ def small(request):
     net, x = Net(3, 24, 24), "x"
     widths = (3, 48, 48) if request.param == "wide" else (3, *[32] * 6)
     for before, after in pairwise(widths):
-        x = net.op("Relu", net.conv(x, before, after, [3, 3], pads=[1, 1, 1, 1]))
+        x = net.op("Relu", net.conv(x, before, after, 3))
     output = net.linear(net.flat(net.op("GlobalAveragePool", x)), widths[-1], 10)
     return from_onnx(net.model(output), 24, 24)
 

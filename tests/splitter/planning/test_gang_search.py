@@ -57,15 +57,13 @@ def network(random):
     """A convolution, one or two blocks with skips and perhaps squeeze-and-excite, pooling and a linear layer."""
     height, width, channels = int(random.integers(18, 32)), int(random.integers(18, 32)), int(random.integers(4, 9))
     net = Net(3, height, width, int(random.integers(1000)))
-    x = net.op("Relu", net.conv("x", 3, channels, [3, 3], pads=[1, 1, 1, 1]))
+    x = net.op("Relu", net.conv("x", 3, channels, 3))
     for _ in range(random.integers(1, 3)):
-        narrow = net.op("Relu", net.conv(x, channels, 3, [1, 1]))
-        y = net.op("Relu", net.conv(narrow, 3, 3, [3, 3], pads=[1, 1, 1, 1]))
-        y = net.conv(y, 3, channels, [1, 1])
+        narrow = net.op("Relu", net.conv(x, channels, 3, 1))
+        y = net.op("Relu", net.conv(narrow, 3, 3, 3))
+        y = net.conv(y, 3, channels, 1)
         if random.random() < 0.3:
-            y = net.op(
-                "Mul", y, net.op("Sigmoid", net.conv(net.op("GlobalAveragePool", y), channels, channels, [1, 1]))
-            )
+            y = net.op("Mul", y, net.op("Sigmoid", net.conv(net.op("GlobalAveragePool", y), channels, channels, 1)))
         x = net.op("Relu", net.op("Add", y, x))
     pooled = net.op("GlobalAveragePool", x)
     return net.model(net.linear(net.flat(pooled), channels, 10)), (height, width)

@@ -19,11 +19,11 @@ from tests.splitter.models import LIMIT, Net, cut, relative_error, unsplit, wors
 def residual_blocks():
     """Return a stem, two bottlenecks with skips, pooling and a linear layer."""
     net = Net(3, 24, 20)
-    x = net.op("Relu", net.conv("x", 3, 8, [3, 3], pads=[1, 1, 1, 1]), output="stem")
+    x = net.op("Relu", net.conv("x", 3, 8, 3), output="stem")
     for block in range(2):
-        narrow = net.op("Relu", net.conv(x, 8, 4, [1, 1]), output=f"narrow{block}")
-        y = net.op("Relu", net.conv(narrow, 4, 4, [3, 3], pads=[1, 1, 1, 1]))
-        x = net.op("Relu", net.op("Add", net.conv(y, 4, 8, [1, 1]), x), output=f"block{block}")
+        narrow = net.op("Relu", net.conv(x, 8, 4, 1), output=f"narrow{block}")
+        y = net.op("Relu", net.conv(narrow, 4, 4, 3))
+        x = net.op("Relu", net.op("Add", net.conv(y, 4, 8, 1), x), output=f"block{block}")
     pooled = net.op("GlobalAveragePool", x, output="pool")
     return net.model(net.linear(net.flat(pooled), 8, 5))
 
@@ -71,7 +71,7 @@ def flat():
 
 def small_maps():
     net = Net(3, 5, 5)
-    x = net.conv(net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1]), 4, 4, [3, 3], pads=[1, 1, 1, 1])
+    x = net.conv(net.conv("x", 3, 4, 3), 4, 4, 3)
     return net.model(net.linear(net.flat(x), 100, 5))
 
 
@@ -141,9 +141,9 @@ def test_maps_that_become_smaller_than_a_gangs_grid_are_no_obstacle_to_a_plan(tm
     net = Net(3, 48, 40)
     x, channels = "x", 3
     for _ in range(5):
-        x = net.conv(x, channels, 4, [3, 3], pads=[1, 1, 1, 1], strides=[2, 2])
+        x = net.conv(x, channels, 4, 3, strides=[2, 2])
         channels = 4
-    model = net.model(net.linear(net.flat(net.conv(x, 4, 4, [3, 3], pads=[1, 1, 1, 1])), 16, 5))
+    model = net.model(net.linear(net.flat(net.conv(x, 4, 4, 3)), 16, 5))
     assert worst_error(model, net.batch_of(2), tmp_path / "plan", grids, gang=gang) < 1e-6
 
 
@@ -236,9 +236,9 @@ def test_a_requested_grid_that_no_stage_can_have_is_reported(why, options, reaso
 def heavy(tmp_path_factory):
     """A network whose fastest plan has as many tiles as there may be, or all vCPUs."""
     net = Net(3, 144, 144)
-    x = net.conv("x", 3, 96, [3, 3], pads=[1, 1, 1, 1])
+    x = net.conv("x", 3, 96, 3)
     for _ in range(2):
-        x = net.op("Relu", net.conv(x, 96, 96, [3, 3], pads=[1, 1, 1, 1]))
+        x = net.op("Relu", net.conv(x, 96, 96, 3))
     pooled = net.op("GlobalAveragePool", net.op("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2]))
     return net.save(tmp_path_factory.mktemp("heavy"), net.linear(net.flat(pooled), 96, 5))
 

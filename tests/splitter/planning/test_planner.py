@@ -40,10 +40,10 @@ def best_chain(graph, grids, stages=None, given=BUDGET, storage=None):
 
 def chain_model():
     net = Net(3, 40, 40)
-    x = net.op("Relu", net.conv("x", 3, 16, [3, 3], pads=[1, 1, 1, 1]))
+    x = net.op("Relu", net.conv("x", 3, 16, 3))
     x = net.op("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2])
-    x = net.op("Relu", net.conv(x, 16, 64, [5, 5], pads=[2, 2, 2, 2]))
-    x = net.op("Relu", net.conv(x, 64, 8, [3, 3], pads=[1, 1, 1, 1]))
+    x = net.op("Relu", net.conv(x, 16, 64, 5))
+    x = net.op("Relu", net.conv(x, 64, 8, 3))
     return net.model(net.linear(net.flat(x), 3200, 50)), (40, 40)
 
 
@@ -222,8 +222,8 @@ def test_a_bug_in_an_optional_part_costs_a_line_in_the_log_and_not_the_plan(
     tmp_path, monkeypatch, survived, module, name, part
 ):
     net = Net(3, 24, 20)
-    x = net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1])
-    x = net.conv(x, 4, 4, [3, 3], pads=[1, 1, 1, 1])
+    x = net.conv("x", 3, 4, 3)
+    x = net.conv(x, 4, 4, 3)
     model = net.model(net.linear(net.flat(net.op("GlobalAveragePool", x)), 4, 5))
     path = tmp_path / "net.onnx"
     onnx.save(model, path)

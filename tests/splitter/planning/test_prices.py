@@ -18,21 +18,21 @@ from tests.splitter.planning.test_planner import chain_model
 
 def residual():
     net = Net(3, 64, 48)
-    x = net.op("Relu", net.conv("x", 3, 32, [7, 7], pads=[3] * 4, strides=[2, 2]))
-    y = net.op("Relu", net.conv(x, 32, 32, [3, 3], pads=[1] * 4))
-    x = net.op("Relu", net.op("Add", x, net.conv(y, 32, 32, [3, 3], pads=[1] * 4)))
-    x = net.op("Relu", net.conv(x, 32, 64, [3, 3], pads=[1] * 4, strides=[2, 2]))
+    x = net.op("Relu", net.conv("x", 3, 32, 7, strides=[2, 2]))
+    y = net.op("Relu", net.conv(x, 32, 32, 3))
+    x = net.op("Relu", net.op("Add", x, net.conv(y, 32, 32, 3)))
+    x = net.op("Relu", net.conv(x, 32, 64, 3, strides=[2, 2]))
     return net.model(net.linear(net.flat(net.op("GlobalAveragePool", x)), 64, 10)), (64, 48)
 
 
 def wide():
     """Maps of 2 MB, which no payload carries."""
     net = Net(3, 96, 96)
-    x = net.op("Relu", net.conv("x", 3, 64, [3, 3], pads=[1] * 4))
-    x = net.op("Add", x, net.op("Relu", net.conv(x, 64, 64, [5, 5], pads=[2] * 4)))
-    x = net.op("Relu", net.conv(x, 64, 48, [3, 3], pads=[1] * 4))
+    x = net.op("Relu", net.conv("x", 3, 64, 3))
+    x = net.op("Add", x, net.op("Relu", net.conv(x, 64, 64, 5)))
+    x = net.op("Relu", net.conv(x, 64, 48, 3))
     x = net.op("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2])
-    x = net.op("Relu", net.conv(x, 48, 24, [3, 3], pads=[1] * 4))
+    x = net.op("Relu", net.conv(x, 48, 24, 3))
     x = net.op("Relu", net.linear(net.flat(x), 24 * 48 * 48, 64))
     return net.model(net.linear(x, 64, 10)), (96, 96)
 
@@ -40,8 +40,8 @@ def wide():
 def large():
     """Maps of 9 MB, one of which has to lie between the first two of three stages."""
     net = Net(3, 192, 192)
-    x = net.op("Relu", net.conv("x", 3, 64, [3, 3], pads=[1] * 4))
-    x = net.op("GlobalAveragePool", net.op("Relu", net.conv(x, 64, 64, [1, 1])))
+    x = net.op("Relu", net.conv("x", 3, 64, 3))
+    x = net.op("GlobalAveragePool", net.op("Relu", net.conv(x, 64, 64, 1)))
     return net.model(net.linear(net.flat(x), 64, 10)), (192, 192)
 
 

@@ -36,7 +36,7 @@ ROOM = 70_000
 
 def head_heavy():
     net = Net(3, *SIZE)
-    x = net.op("MaxPool", net.op("Relu", net.conv("x", 3, 16, [3, 3], **SAME)), kernel_shape=[3, 3], strides=[3, 3])
+    x = net.op("MaxPool", net.op("Relu", net.conv("x", 3, 16, 3)), kernel_shape=[3, 3], strides=[3, 3])
     x = net.op("Relu", net.linear(net.flat(x), 256, 90))
     return net, net.linear(x, 90, 30)
 
@@ -45,15 +45,15 @@ def many_layers():
     """Each layer fits a zip, all of them do not."""
     net, x = Net(3, *SIZE), "x"
     for before, after in ((3, 24), (24, 40), (40, 24), (24, 40)):
-        x = net.op("Relu", net.conv(x, before, after, [3, 3], **SAME))
+        x = net.op("Relu", net.conv(x, before, after, 3))
     return net, net.linear(net.flat(net.op("GlobalAveragePool", x)), 40, 10)
 
 
 def residual():
     net = Net(3, *SIZE)
-    x = net.op("Relu", net.conv("x", 3, 32, [3, 3], **SAME))
+    x = net.op("Relu", net.conv("x", 3, 32, 3))
     for _ in range(2):
-        x = net.op("Relu", net.op("Add", x, net.conv(x, 32, 32, [3, 3], **SAME)))
+        x = net.op("Relu", net.op("Add", x, net.conv(x, 32, 32, 3)))
     return net, net.linear(net.flat(net.op("GlobalAveragePool", x)), 32, 10)
 
 
@@ -182,8 +182,8 @@ def test_what_zips_do_not_hold_is_refused_with_the_option_that_would(planned):
 def conv_and_dense(seed=0):
     """Two convolutions (1.3 and 9 KB of weights), a layer of 92 KB, one of 12 KB."""
     net = Net(3, *SIZE, seed)
-    x = net.op("Relu", net.conv("x", 3, 12, [3, 3], **SAME))
-    x = net.op("MaxPool", net.op("Relu", net.conv(x, 12, 16, [3, 3], **SAME)), kernel_shape=[3, 3], strides=[3, 3])
+    x = net.op("Relu", net.conv("x", 3, 12, 3))
+    x = net.op("MaxPool", net.op("Relu", net.conv(x, 12, 16, 3)), kernel_shape=[3, 3], strides=[3, 3])
     x = net.op("Relu", net.linear(net.flat(x), 256, 90))
     return net, net.linear(x, 90, 30)
 

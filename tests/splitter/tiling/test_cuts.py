@@ -19,10 +19,10 @@ def positions(cuts):
 def blocks():
     """A residual block, then two branches that are joined."""
     net = Net(4, 12, 12)
-    head = net.conv("x", 4, 4, [3, 3], **SAME)
-    inner = net.conv(net.conv(head, 4, 4, [3, 3], **SAME), 4, 4, [3, 3], **SAME)
+    head = net.conv("x", 4, 4, 3)
+    inner = net.conv(net.conv(head, 4, 4, 3), 4, 4, 3)
     joined = net.op("Add", inner, head)
-    left, right = net.conv(joined, 4, 2, [3, 3], **SAME), net.conv(joined, 4, 3, [1, 1])
+    left, right = net.conv(joined, 4, 2, 3), net.conv(joined, 4, 3, 1)
     both = net.op("Concat", left, right, axis=1)
     graph = from_onnx(net.model(net.flat(net.op("Relu", both))), 12, 12)
     kinds = [node.kind for node in graph.nodes]
@@ -32,9 +32,9 @@ def blocks():
 
 def test_an_activation_is_never_separated_from_its_operator():
     net = Net(3, 20, 20)
-    x = net.op("Relu", net.conv("x", 3, 4, [3, 3], **SAME))
+    x = net.op("Relu", net.conv("x", 3, 4, 3))
     x = net.op("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2])
-    x = net.op("Relu", net.conv(x, 4, 4, [3, 3], **SAME))
+    x = net.op("Relu", net.conv(x, 4, 4, 3))
     graph = from_onnx(net.model(net.linear(net.flat(x), 400, 5)), 20, 20)
     points = positions(cut_points(graph))
     assert points[0] == 0
@@ -60,7 +60,7 @@ def test_every_cut_lists_the_tensors_computed_before_and_read_after_it(blocks):
 
 def test_the_image_never_crosses_a_cut():
     net = Net(3, 9, 9)
-    inner = net.conv(net.conv("x", 3, 3, [3, 3], **SAME), 3, 3, [3, 3], **SAME)
+    inner = net.conv(net.conv("x", 3, 3, 3), 3, 3, 3)
     joined = net.op("Add", inner, "x")
     graph = from_onnx(net.model(net.flat(net.conv(joined, 3, 2, [3, 3]))), 9, 9)
     assert positions(all_cuts(graph)) == [0, 3, 4, 5]
@@ -70,8 +70,8 @@ def test_the_image_never_crosses_a_cut():
 
 def test_no_cut_has_more_tensors_than_the_most():
     net = Net(3, 9, 9)
-    x = net.conv("x", 3, 2, [3, 3], **SAME)
-    parts = [net.conv(x, 2, 2, [3, 3], **SAME) for _ in range(6)]
+    x = net.conv("x", 3, 2, 3)
+    parts = [net.conv(x, 2, 2, 3) for _ in range(6)]
     graph = from_onnx(net.model(net.flat(net.op("Concat", *parts, axis=1))), 9, 9)
     cuts = all_cuts(graph)
     assert max(len(cut.tensors) for cut in cuts) == MOST_TENSORS == 4
@@ -95,9 +95,9 @@ def test_cuts_fall_after_the_operators_that_are_named_in_the_networks_order(bloc
 
 def test_a_cut_may_have_several_tensors_smaller_than_the_maps_beside_them():
     net = Net(3, 16, 16)
-    x = net.conv("x", 3, 4, [3, 3], **SAME)
+    x = net.conv("x", 3, 4, 3)
     narrow = [net.op("MaxPool", x, kernel_shape=[4, 4], strides=[4, 4]), net.conv(x, 4, 1, [4, 4], strides=[4, 4])]
-    wide = [net.conv(narrow[0], 4, 40, [1, 1]), net.conv(narrow[1], 1, 40, [1, 1])]
+    wide = [net.conv(narrow[0], 4, 40, 1), net.conv(narrow[1], 1, 40, 1)]
     graph = from_onnx(net.model(net.flat(net.op("Add", *wide))), 16, 16)
     inner = [cut for cut in cut_points(graph) if len(cut.tensors) > 1]
     assert [cut.tensors for cut in inner] == [tuple(narrow)]
@@ -112,8 +112,8 @@ def test_cuts_of_several_tensors_are_considered_where_one_function_is_too_small(
 
 def test_there_is_a_cut_between_a_tiles_pooling_and_the_sum():
     net = Net(3, 9, 9)
-    x = net.conv("x", 3, 4, [3, 3], **SAME)
-    gate = net.op("Sigmoid", net.conv(net.op("GlobalAveragePool", x), 4, 4, [1, 1]))
+    x = net.conv("x", 3, 4, 3)
+    gate = net.op("Sigmoid", net.conv(net.op("GlobalAveragePool", x), 4, 4, 1))
     x = net.op("GlobalAveragePool", net.op("Mul", x, gate))
     graph = with_tile_pools(from_onnx(net.model(net.linear(net.flat(x), 4, 3)), 9, 9))
     pooled = [index + 1 for index, node in enumerate(graph.nodes) if node.kind == "TilePool"]

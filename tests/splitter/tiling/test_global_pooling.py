@@ -37,7 +37,7 @@ FORMS = [
 
 def network(form, size=SIZE, seed=0):
     net = Net(3, *size, seed)
-    x = net.op("Relu", net.conv("x", 3, CHANNELS, [3, 3], pads=[1, 1, 1, 1]))
+    x = net.op("Relu", net.conv("x", 3, CHANNELS, 3))
     return net, net.linear(pool(net, x, form, size), CHANNELS, 4)
 
 
@@ -67,10 +67,10 @@ def test_a_tile_writes_one_value_for_each_channel(tmp_path, form, grid):
 def test_a_pooled_and_gated_map_is_passed_on_with_its_partial_pools(tmp_path, form, grid):
     """Squeeze and excite: the map and its pooled shares cross the cut together."""
     net = Net(3, *SIZE)
-    x = net.op("Relu", net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1]))
+    x = net.op("Relu", net.conv("x", 3, 4, 3))
     pooled = net.op(form, x)
-    gate = net.op("Sigmoid", net.conv(pooled, 4, 4, [1, 1]))
-    y = net.conv(net.op("Mul", x, gate), 4, CHANNELS, [3, 3], pads=[1, 1, 1, 1])
+    gate = net.op("Sigmoid", net.conv(pooled, 4, 4, 1))
+    y = net.conv(net.op("Mul", x, gate), 4, CHANNELS, 3)
     output = net.linear(pool(net, y, form), CHANNELS, 4)
     plan = split_and_check(
         net, output, tmp_path / "plan", [grid, grid, "1"], cuts=(f"{pooled}.tiles", f"{output_of(net)}.tiles")
@@ -89,8 +89,8 @@ def output_of(net):
 @pytest.mark.parametrize("grids", [["2x2", "3x3", "1"], ["1x3", "2x2", "1", "col2"], ["1", "3x3", "1", "col4"]])
 def test_pooling_in_the_middle_of_a_chain_is_exact(tmp_path, grids):
     net = Net(3, *SIZE)
-    x = net.op("Relu", net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1], strides=[2, 1]))
-    x = net.op("Relu", net.conv(x, 4, CHANNELS, [3, 3], pads=[1, 1, 1, 1]))
+    x = net.op("Relu", net.conv("x", 3, 4, 3, strides=[2, 1]))
+    x = net.op("Relu", net.conv(x, 4, CHANNELS, 3))
     x = net.linear(pool(net, x, "GlobalAveragePool"), CHANNELS, 9)
     plan = split_and_check(net, net.linear(net.op("Relu", x), 9, 6), tmp_path / "plan", grids)
     assert [str(stage.grid) for stage in plan.stages] == grids
@@ -116,7 +116,7 @@ def test_pooling_that_is_not_global_or_of_one_position_is_not_pooled_in_tiles(si
 @pytest.mark.parametrize("axes", [[1], [2], [1, 2, 3]])
 def test_a_mean_over_other_axes_is_exact(tmp_path, axes):
     net = Net(3, 6, 7)
-    x = net.op("ReduceMean", net.op("Relu", "x"), net.constant(np.array(axes)), keepdims=1)
+    x = net.op("ReduceMean", net.op("Relu", "x"), axes, keepdims=1)
     model = net.model(net.flat(x))
     assert "TilePool" not in [node.kind for node in with_tile_pools(from_onnx(model, 6, 7)).nodes]
     with pytest.warns(PlanWarning, match="no stage can be spread 2x2"):

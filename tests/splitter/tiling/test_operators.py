@@ -88,7 +88,7 @@ def test_max_pooling_equals_torchs(tmp_path, grid, kernel, stride, padding, dila
 def test_convolution_equals_torchs(tmp_path, grid, groups, stride, dilation, pads):
     net = Net(4, 15, 18)
     x, batch = net.conv("x", 4, 8, [3, 3], groups, strides=stride, dilations=dilation, pads=pads), net.batch_of(2)
-    weight, bias = (torch.from_numpy(numpy_helper.to_array(tensor).copy()) for tensor in net.weights)
+    weight, bias = (torch.from_numpy(numpy_helper.to_array(tensor).copy()) for tensor in net.constants)
     padded = functional.pad(torch.from_numpy(batch), (pads[1], pads[3], pads[0], pads[2]))
     check(net, x, functional.conv2d(padded, weight, bias, stride, 0, dilation, groups), batch, tmp_path, grid)
 
@@ -99,7 +99,7 @@ def test_convolution_equals_torchs(tmp_path, grid, groups, stride, dilation, pad
 def test_adaptive_average_pooling_equals_torchs_at_any_size(tmp_path, grid, size, outputs):
     net = Net(3, *size)
     cols = net.constant(np.ascontiguousarray(mean_matrix(size[1], outputs[1]).T))
-    x = net.op("MatMul", net.constant(mean_matrix(size[0], outputs[0])), net.op("MatMul", "x", cols))
+    x = net.op("MatMul", mean_matrix(size[0], outputs[0]), net.op("MatMul", "x", cols))
     batch = net.batch_of(2)
     check(net, x, functional.adaptive_avg_pool2d(torch.from_numpy(batch), outputs), batch, tmp_path, grid)
 
@@ -125,7 +125,7 @@ def test_padding_as_an_operator_of_its_own(tmp_path, grid, then, axes):
     net = Net(2, 9, 10)
     amounts = [0, 0, 4, 1, 0, 0, 2, 3] if axes is None else [4, 1, 2, 3]
     inputs = ["x", net.constant(np.array(amounts)), net.constant(np.float32(-0.5))]
-    x = net.op("Pad", *inputs, *([net.constant(np.array(axes))] if axes else []))
+    x = net.op("Pad", *inputs, *([axes] if axes else []))
     if then == "Conv":
         x = net.conv(x, 2, 3, [3, 3])
     else:
@@ -138,14 +138,14 @@ def test_padding_as_an_operator_of_its_own(tmp_path, grid, then, axes):
 @pytest.mark.parametrize("amounts", [[1, 1, 1, 1], [3, 0, 2, 4]])
 def test_padding_that_repeats_the_image_is_exact(tmp_path, mode, amounts):
     net = Net(2, 9, 9)
-    x = net.op("Pad", "x", net.constant(np.array([0, 0, *amounts[:2], 0, 0, *amounts[2:]])), mode=mode)
+    x = net.op("Pad", "x", [0, 0, *amounts[:2], 0, 0, *amounts[2:]], mode=mode)
     model = net.model(net.flat(net.op("Relu", net.conv(x, 2, 2, [3, 3]))))
     assert worst_error(model, net.batch_of(2), tmp_path, "2x2") <= EXACT
 
 
 def normalised(net, x, channels):
     scale, bias, mean = (net.constant(net.floats(channels)) for _ in range(3))
-    return net.op("BatchNormalization", x, scale, bias, mean, net.constant(np.abs(net.floats(channels)) + 0.5))
+    return net.op("BatchNormalization", x, scale, bias, mean, np.abs(net.floats(channels)) + 0.5)
 
 
 @pytest.mark.parametrize("before", ["Conv", "MaxPool"])
@@ -167,7 +167,7 @@ def test_batch_norm_is_folded_into_a_convolution_before_it(before, tmp_path):
 )
 def test_a_constant_that_varies_over_the_map_is_sliced_with_it(tmp_path, kind, shape, grid):
     net = Net(3, 9, 9)
-    x = net.op(kind, net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1]), net.constant(net.floats(*shape)))
+    x = net.op(kind, net.conv("x", 3, 4, 3), net.floats(*shape))
     model = net.model(net.flat(x))
     graph = from_onnx(model, 9, 9)
     assert all(operators.tileable(graph, node) for node in graph.nodes if node.kind == kind)
@@ -177,16 +177,16 @@ def test_a_constant_that_varies_over_the_map_is_sliced_with_it(tmp_path, kind, s
 @pytest.mark.exact
 def test_a_map_that_a_constant_stretches_is_exact(tmp_path):
     net = Net(3, 1, 9)
-    x = net.op("Add", "x", net.constant(net.floats(3, 4, 9)))
-    model = net.model(net.flat(net.op("Relu", net.conv(x, 3, 2, [3, 3], pads=[1, 1, 1, 1]))))
+    x = net.op("Add", "x", net.floats(3, 4, 9))
+    model = net.model(net.flat(net.op("Relu", net.conv(x, 3, 2, 3))))
     assert worst_error(model, net.batch_of(2), tmp_path, ["2x2", "1"]) <= EXACT
 
 
 @pytest.mark.exact
 def test_squeeze_and_excite_ends_the_tiled_part_and_is_exact(tmp_path):
     net = Net(3, 12, 12)
-    x = net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1])
-    gate = net.op("Sigmoid", net.conv(net.op("GlobalAveragePool", x), 4, 4, [1, 1]))
+    x = net.conv("x", 3, 4, 3)
+    gate = net.op("Sigmoid", net.conv(net.op("GlobalAveragePool", x), 4, 4, 1))
     model = net.model(net.flat(net.op("Mul", x, gate)))
     assert worst_error(model, net.batch_of(2), tmp_path, "2x2") <= EXACT
 
@@ -195,10 +195,10 @@ def test_squeeze_and_excite_ends_the_tiled_part_and_is_exact(tmp_path):
 def test_a_convolution_over_channels_is_exact(tmp_path):
     """Efficient channel attention: one axis, so one stride."""
     net = Net(3, 12, 12)
-    x = net.conv("x", 3, 8, [3, 3], pads=[1, 1, 1, 1])
-    gate = net.op("Reshape", net.op("GlobalAveragePool", x), net.constant(np.array([0, 1, 8])))
-    gate = net.op("Conv", gate, net.constant(net.floats(1, 1, 3)), kernel_shape=[3], pads=[1, 1], strides=[1])
-    gate = net.op("Reshape", net.op("Sigmoid", gate), net.constant(np.array([0, 8, 1, 1])))
+    x = net.conv("x", 3, 8, 3)
+    gate = net.op("Reshape", net.op("GlobalAveragePool", x), [0, 1, 8])
+    gate = net.op("Conv", gate, net.floats(1, 1, 3), kernel_shape=[3], pads=[1, 1], strides=[1])
+    gate = net.op("Reshape", net.op("Sigmoid", gate), [0, 8, 1, 1])
     model = net.model(net.flat(net.op("Mul", x, gate)))
     assert worst_error(model, net.batch_of(2), tmp_path, "2x2") <= EXACT
 
@@ -206,10 +206,10 @@ def test_a_convolution_over_channels_is_exact(tmp_path):
 @pytest.mark.filterwarnings("ignore::serfer.core.errors.PlanWarning")  # of cuts without a map to spread
 def test_a_stage_never_ends_in_a_tensor_that_is_neither_map_nor_vector(tmp_path):
     net = Net(3, 8, 8)
-    x = net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1])
-    x = net.op("Reshape", x, net.constant(np.array([0, 4, 64])))
+    x = net.conv("x", 3, 4, 3)
+    x = net.op("Reshape", x, [0, 4, 64])
     x = net.op("Softmax", x, axis=2)
-    x = net.op("ReduceSum", x, net.constant(np.array([1])), keepdims=0)
+    x = net.op("ReduceSum", x, [1], keepdims=0)
     model = net.model(net.linear(x, 64, 5))
     for stages in range(1, len(cut_points(from_onnx(model, 8, 8)))):
         assert worst_error(model, net.batch_of(2), tmp_path / str(stages), "2x2", stages) <= EXACT
@@ -218,7 +218,7 @@ def test_a_stage_never_ends_in_a_tensor_that_is_neither_map_nor_vector(tmp_path)
 @pytest.mark.exact
 def test_an_operator_with_two_outputs_is_exact(tmp_path):
     net = Net(4, 8, 8)
-    x = net.conv("x", 4, 6, [3, 3], pads=[1, 1, 1, 1])
+    x = net.conv("x", 4, 6, 3)
     net.op("Split", x, output="left", others=["right"], axis=1, num_outputs=2)
     x = net.op("Concat", "right", net.op("Sigmoid", "left"), axis=1)
     assert worst_error(net.model(net.flat(x)), net.batch_of(2), tmp_path, "2x2") <= EXACT
@@ -240,7 +240,7 @@ def test_a_mean_that_ceil_mode_ends_differently_in_each_direction(tmp_path, grid
 
 def test_work_is_counted_by_hand():
     net = Net(4, 10, 10)
-    x = net.conv("x", 4, 6, [3, 3], groups=2, pads=[1, 1, 1, 1])
+    x = net.conv("x", 4, 6, 3, groups=2)
     x = net.op("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2])
     graph = from_onnx(net.model(net.linear(net.flat(x), 150, 7)), 10, 10)
     macs = [operators.macs(graph, node, graph.shape(node.output).whole.area) for node in graph.nodes]

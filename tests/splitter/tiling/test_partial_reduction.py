@@ -57,9 +57,9 @@ def test_columns_are_exact_for_every_form_of_a_layer(tmp_path, form, grid):
 def test_operators_without_a_tiling_rule_are_computed_whole(tmp_path):
     """An operator behind CumSum along rows leaves the last row and column unread."""
     net = Net(1, 9, 9)
-    x = net.op("CumSum", "x", net.constant(np.array(2)))
-    x = net.op("MatMul", x, net.constant(np.eye(9, 8, dtype=np.float32)))
-    x = net.op("MatMul", net.constant(np.eye(8, 9, dtype=np.float32)), x)
+    x = net.op("CumSum", "x", 2)
+    x = net.op("MatMul", x, np.eye(9, 8, dtype=np.float32))
+    x = net.op("MatMul", np.eye(8, 9, dtype=np.float32), x)
     plan = split_and_check(net, layer(net, net.flat(x), "gemm", 64), tmp_path / "plan", ["col2"])
     assert [str(stage.grid) for stage in plan.stages] == ["col2"]
 
@@ -73,13 +73,13 @@ def test_operators_after_a_layer_are_exact_in_its_columns(tmp_path, kind):
     flat = net.flat("x")
     x = layer(net, flat, "gemm")
     if kind == "Mul":
-        x = net.op("Mul", net.constant(net.floats(CLASSES)), x)
+        x = net.op("Mul", net.floats(CLASSES), x)
     elif kind == "Add both":
         x = net.op("Add", x, layer(net, flat, "matmul"))
     elif kind == "PRelu":
-        x = net.op("PRelu", x, net.constant(net.floats(CLASSES)))
+        x = net.op("PRelu", x, net.floats(CLASSES))
     elif kind == "Clip":
-        x = net.op("Clip", x, net.constant(np.float32(-0.5)), net.constant(np.float32(0.5)))
+        x = net.op("Clip", x, -0.5, 0.5)
     elif kind in {"Softmax", "Concat"}:
         x = net.op(kind, *([x, x] if kind == "Concat" else [x]), axis=1)
     else:
@@ -97,7 +97,7 @@ def test_two_layers_in_one_stage_are_exact_and_the_first_is_computed_whole_by_ev
 
 
 def head(net):
-    x = net.op("Relu", net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1]))
+    x = net.op("Relu", net.conv("x", 3, 4, 3))
     x = net.op("Relu", layer(net, net.flat(x), "gemm", before=4 * 7 * 9, after=41))
     return net.op("Relu", layer(net, x, "gemm, transposed", before=41, after=29))
 
@@ -171,7 +171,7 @@ def test_a_bias_with_inline_and_stored_slices_is_reassembled(tmp_path, form, aft
 @pytest.mark.exact
 def test_spreading_over_several_functions_is_chosen_automatically_and_exact(tmp_path):
     net = Net(3, 8, 8)
-    x = net.op("Relu", net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1]))
+    x = net.op("Relu", net.conv("x", 3, 4, 3))
     output = layer(net, net.flat(x), "gemm", before=256, after=300)  # 300 KB
     plan = split_and_check(net, output, tmp_path / "plan", limit=room_for(90_000), precision="fp32", weights="zip")
     assert plan.stages[-1].grid.columns

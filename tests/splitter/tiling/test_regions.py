@@ -34,9 +34,9 @@ from tests.splitter.models import Net
 def residual():
     """x (12 x 12) -> 3x3 convolution -> 3x3 pool of stride 2 (6 x 6) -> 3x3 convolution, added to the pool's result."""
     net = Net(1, 12, 12)
-    x = net.op("Relu", net.conv("x", 1, 1, [3, 3], pads=[1, 1, 1, 1]), output="relu")
+    x = net.op("Relu", net.conv("x", 1, 1, 3), output="relu")
     x = net.op("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1], output="pool")
-    x = net.op("Add", net.conv(x, 1, 1, [3, 3], pads=[1, 1, 1, 1]), x, output="sum")
+    x = net.op("Add", net.conv(x, 1, 1, 3), x, output="sum")
     return from_onnx(net.model(net.flat(x)), 12, 12)
 
 
@@ -91,7 +91,7 @@ def test_a_chains_receptive_field_equals_the_inputs_its_output_depends_on(kernel
     x = net.op(
         "Conv", "x", weight, kernel_shape=kernel, strides=[stride] * 2, dilations=[dilation] * 2, pads=list(pads)
     )
-    x = net.op("Conv", x, net.constant(np.ones((1, 1, 3, 2), np.float32)), kernel_shape=[3, 2], pads=[1, 0, 1, 1])
+    x = net.op("Conv", x, np.ones((1, 1, 3, 2), np.float32), kernel_shape=[3, 2], pads=[1, 0, 1, 1])
     try:
         graph = from_onnx(net.model(net.flat(x)), *size)
     except ModelError:  # the window does not fit the map

@@ -24,7 +24,7 @@ ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 
 
 def resized(net, x, channels, size, **attributes):
-    return net.op("Resize", x, "", "", net.constant(np.array([1, channels, *size])), **attributes)
+    return net.op("Resize", x, "", "", [1, channels, *size], **attributes)
 
 
 def kinds(net, x):
@@ -69,7 +69,7 @@ def test_any_resize_in_tiles(before, after, mode, where, rounding, by_scales, an
         attributes["antialias"] = 1
     if by_scales:
         scales = np.array([1, 1, *((new + 0.5) / old for new, old in zip(after, before, strict=True))], np.float32)
-        x = net.op("Resize", "x", "", net.constant(scales), **attributes)
+        x = net.op("Resize", "x", "", scales, **attributes)
     else:
         x = resized(net, "x", 2, after, **attributes)
     grid = tuple(min(parts, size) for parts, size in zip(grid, after, strict=True))
@@ -85,8 +85,8 @@ def test_the_rounding_of_a_coordinate_at_a_thousand_rows_is_that_of_the_whole_ma
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
 def test_resizing_a_pooled_map_spreads_one_value_and_to_the_same_size_is_nothing(tmp_path, mode):
     net = Net(3, 20, 18)
-    x = resized(net, net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1]), 4, (20, 18), mode=mode)
-    gate = resized(net, net.conv(net.op("GlobalAveragePool", x), 4, 4, [1, 1]), 4, (20, 18), mode=mode)
+    x = resized(net, net.conv("x", 3, 4, 3), 4, (20, 18), mode=mode)
+    gate = resized(net, net.conv(net.op("GlobalAveragePool", x), 4, 4, 1), 4, (20, 18), mode=mode)
     assert ("Expand" in kinds(net, gate), "Resize" in kinds(net, gate)) == (True, False)
     assert spread(net, net.op("Concat", x, gate, axis=1), tmp_path) <= EXACT
 
@@ -109,7 +109,7 @@ def test_a_tile_that_needs_whole_columns_has_all_their_rows(before, after, mode)
     """By scales, ONNX would make 4 rows of 3, and ONNX Runtime 12 of 11."""
     net = Net(1, before, 200)
     x = resized(net, "x", 1, (after, 200), mode=mode)
-    x = net.op("Add", x, net.constant(net.floats(after, 200)))
+    x = net.op("Add", x, net.floats(after, 200))
     assert tile_error(net, x, (1, 4)) <= EXACT
 
 
@@ -153,7 +153,7 @@ GRIDS = ["2x2", "3x2", "1x4"]
 
 
 def sliced(net, x, starts, stops, axes, steps):
-    return net.op("Slice", x, *(net.constant(np.array(value)) for value in (starts, stops, axes, steps)))
+    return net.op("Slice", x, starts, stops, axes, steps)
 
 
 @one_each(
@@ -177,12 +177,12 @@ def test_slicing_rows_columns_and_channels(tmp_path, grid, starts, stops, axes, 
 
 
 def chosen_rows(net, x):
-    x = net.op("Gather", x, net.constant(np.array([7, 7, 0, 3, 4, -1, 2])), axis=2)
-    return net.conv(x, 6, 3, [3, 3], pads=[1, 1, 1, 1])
+    x = net.op("Gather", x, [7, 7, 0, 3, 4, -1, 2], axis=2)
+    return net.conv(x, 6, 3, 3)
 
 
 def negative_padding(net, x):
-    return net.op("Pad", x, net.constant(np.array([0, 0, -2, 1, 0, -1, 3, -1])), net.constant(np.float32(0.5)))
+    return net.op("Pad", x, [0, 0, -2, 1, 0, -1, 3, -1], 0.5)
 
 
 def space_to_depth(net, x):
@@ -192,7 +192,7 @@ def space_to_depth(net, x):
 def focus_block_of_yolo(net, x):
     x = sliced(net, x, [1, 1], [9, 11], [2, 3], [1, 1])
     parts = [sliced(net, x, [top, left], [2**31, 2**31], [2, 3], [2, 2]) for top in (0, 1) for left in (0, 1)]
-    return net.conv(net.op("Concat", *parts, axis=1), 24, 4, [3, 3], pads=[1, 1, 1, 1])
+    return net.conv(net.op("Concat", *parts, axis=1), 24, 4, 3)
 
 
 @one_each("grid", ["2x2", "1x3"], ("form", [chosen_rows, negative_padding, space_to_depth, focus_block_of_yolo]))
@@ -251,9 +251,9 @@ def test_transposed_convolution(tmp_path, window, grid):
 )
 def test_pixel_shuffle_as_exporters_write_it(tmp_path, unfolded, perm, folded, grid):
     net, x = network(channels=8)
-    x = net.op("Reshape", x, net.constant(np.array([0, *unfolded])))
+    x = net.op("Reshape", x, [0, *unfolded])
     x = net.op("Transpose", x, perm=perm)
-    x = net.op("Reshape", x, net.constant(np.array([0, *folded])))
+    x = net.op("Reshape", x, [0, *folded])
     x = net.conv(x, folded[0], 3, [3, 3])
     kinds = [node.kind for node in from_onnx(net.model(net.flat(x)), 9, 11).nodes]
     if folded == (2, 18, 22):
@@ -266,9 +266,9 @@ def test_pixel_shuffle_as_exporters_write_it(tmp_path, unfolded, perm, folded, g
 @pytest.mark.parametrize("perm", [[0, 1, 3, 5, 2, 4], [0, 3, 5, 1, 2, 4]], ids=["torch", "ONNX"])
 def test_pixel_unshuffle_as_exporters_write_it(tmp_path, perm):
     net = Net(3, 12, 14)
-    x = net.conv("x", 3, 2, [3, 3], pads=[1, 1, 1, 1])
-    x = net.op("Transpose", net.op("Reshape", x, net.constant(np.array([0, 2, 6, 2, 7, 2]))), perm=perm)
-    x = net.conv(net.op("Reshape", x, net.constant(np.array([0, 8, 6, 7]))), 8, 3, [3, 3])
+    x = net.conv("x", 3, 2, 3)
+    x = net.op("Transpose", net.op("Reshape", x, [0, 2, 6, 2, 7, 2]), perm=perm)
+    x = net.conv(net.op("Reshape", x, [0, 8, 6, 7]), 8, 3, [3, 3])
     assert "SpaceToDepth" in [node.kind for node in from_onnx(net.model(net.flat(x)), 12, 14).nodes]
     assert spread(net, x, tmp_path) <= EXACT
 

@@ -83,7 +83,7 @@ class Drawn(Graph):
 
     def side(self, axis, of=None):
         """Return the number of rows (2) or columns (3) of a map, an int64 tensor (1,)."""
-        return self.op("Gather", self.op("Shape", of or self.name), self.ints(axis), axis=0)
+        return self.op("Gather", self.op("Shape", of or self.name), [axis], axis=0)
 
     def conv(self, kernel, **attributes):
         channels = self.rng.randint(1, 6)
@@ -156,18 +156,18 @@ class Drawn(Graph):
         if mode == "constant" and rng.random() < 0.5:
             amounts = [rng.randint(-7, 5) for _ in "tlbr"]
         self.say(mode, amounts)
-        self.then("Pad", self.ints(0, 0, *amounts[:2], 0, 0, *amounts[2:]), mode=mode)
+        self.then("Pad", [0, 0, *amounts[:2], 0, 0, *amounts[2:]], mode=mode)
 
     def step_crop(self):
         top, left, bottom, right = (self.rng.randint(0, 12) for _ in "tlbr")
         self.say(top, left, bottom, right)
-        self.then("Slice", self.ints(top, left), self.ints(-bottom or 2**62, -right or 2**62), self.ints(2, 3))
+        self.then("Slice", [top, left], [-bottom or 2**62, -right or 2**62], [2, 3])
 
     def step_every_other(self):
         start, step = self.rng.randint(0, 2), self.rng.choice([2, 2, 3])
         axis = self.rng.choice([2, 3])
         self.say(start, step, axis)
-        self.then("Slice", self.ints(start), self.ints(2**62), self.ints(axis), self.ints(step))
+        self.then("Slice", [start], [2**62], [axis], [step])
 
     def _mode(self):
         mode = self.rng.choice(["nearest", "nearest", "linear", "linear", "cubic"])
@@ -183,7 +183,7 @@ class Drawn(Graph):
         scales = [scale, scale] if self.rng.random() < 0.8 else [scale, 1.0]
         attributes = self._mode()
         self.said += str([round(each, 2) for each in scales])
-        self.then("Resize", "", self.constant(np.array([1, 1, *scales], np.float32)), **attributes)
+        self.then("Resize", "", np.float32([1, 1, *scales]), **attributes)
 
     def step_resize_to_a_size(self):
         rng = self.rng
@@ -196,12 +196,9 @@ class Drawn(Graph):
         attributes = self._mode()
         self.said += f"x{up}/{down}+{more}"
         sides = [
-            self.op(
-                "Add", self.op("Div", self.op("Mul", self.side(axis), self.ints(up)), self.ints(down)), self.ints(more)
-            )
-            for axis in (2, 3)
+            self.op("Add", self.op("Div", self.op("Mul", self.side(axis), [up]), [down]), [more]) for axis in (2, 3)
         ]
-        self.then("Resize", "", "", self.op("Concat", self.ints(1, self.channels), *sides, axis=0), **attributes)
+        self.then("Resize", "", "", self.op("Concat", [1, self.channels], *sides, axis=0), **attributes)
 
     def step_skip(self):
         """Resize the map to the size of an earlier one, or crop or pad it to that, and join the two."""
@@ -211,12 +208,12 @@ class Drawn(Graph):
         self.said = f"({how}{self.said if how == 'resize' else ''} to {name})"
         sides = [self.side(axis, name) for axis in (2, 3)]
         if how == "resize":
-            self.then("Resize", "", "", self.op("Concat", self.ints(1, self.channels), *sides, axis=0), **attributes)
+            self.then("Resize", "", "", self.op("Concat", [1, self.channels], *sides, axis=0), **attributes)
         else:
             more = [self.op("Sub", side, self.side(axis)) for axis, side in zip((2, 3), sides, strict=True)]
-            before = [self.op("Div", each, self.ints(2)) for each in more]
+            before = [self.op("Div", each, [2]) for each in more]
             after = [self.op("Sub", each, half) for each, half in zip(more, before, strict=True)]
-            self.then("Pad", self.op("Concat", self.ints(0, 0), *before, self.ints(0, 0), *after, axis=0))
+            self.then("Pad", self.op("Concat", [0, 0], *before, [0, 0], *after, axis=0))
         if channels == self.channels and self.rng.random() < 0.5:
             self.then("Add", name)
         else:
@@ -231,7 +228,7 @@ class Drawn(Graph):
         number = {"width": width, "area": self.op("Mul", height, width), "larger": self.op("Max", height, width)}.get(
             how, height
         )
-        factor = self.op("Div", self.constant(np.array([100.0], np.float32)), number)
+        factor = self.op("Div", [100.0], number)
         if how == "weights":
             channels = self.rng.choice([4, 20])
             weight = self.op("Mul", self.floats(channels, self.channels, 3, 3, scale=0.3), factor)
@@ -246,45 +243,36 @@ class Drawn(Graph):
         """Pad rows and columns to a multiple, as networks of patches do."""
         multiple = self.rng.choice([2, 7, 8, 16])
         self.say(multiple)
-        more = [self.op("Mod", self.op("Neg", self.side(axis)), self.ints(multiple)) for axis in (2, 3)]
-        self.then("Pad", self.op("Concat", self.ints(0, 0, 0, 0, 0, 0), *more, axis=0))
+        more = [self.op("Mod", self.op("Neg", self.side(axis)), [multiple]) for axis in (2, 3)]
+        self.then("Pad", self.op("Concat", [0, 0, 0, 0, 0, 0], *more, axis=0))
 
     def step_cut_to_a_multiple(self):
         multiple = self.rng.choice([2, 4, 8])
         self.say(multiple)
-        ends = [
-            self.op("Mul", self.op("Div", self.side(axis), self.ints(multiple)), self.ints(multiple)) for axis in (2, 3)
-        ]
-        self.then("Slice", self.ints(0, 0), self.op("Concat", *ends, axis=0), self.ints(2, 3))
+        ends = [self.op("Mul", self.op("Div", self.side(axis), [multiple]), [multiple]) for axis in (2, 3)]
+        self.then("Slice", [0, 0], self.op("Concat", *ends, axis=0), [2, 3])
 
     def step_selected_rows(self):
         """Select all rows or columns, a few of them replaced by others, as dead lines of a sensor are."""
         axis, rng = self.rng.choice([2, 3]), self.rng
-        numbers = self.op(
-            "Range", self.constant(np.int64(0)), self.op("Squeeze", self.side(axis)), self.constant(np.int64(1))
-        )
+        numbers = self.op("Range", 0, self.op("Squeeze", self.side(axis)), 1)
         dead = [rng.randint(1, 150) for _ in range(rng.choice([0, 1, 1, 2]))]
         self.say(axis, dead)
         for line in dead:
-            hit = self.op("Equal", numbers, self.ints(line))
-            numbers = self.op("Where", hit, self.ints(line - 1), numbers)
+            hit = self.op("Equal", numbers, [line])
+            numbers = self.op("Where", hit, [line - 1], numbers)
         self.then("Gather", numbers, axis=axis)
 
     def step_flipped(self):
         axis = self.rng.choice([2, 3])
-        self.then("Slice", self.ints(-1), self.ints(-(2**62)), self.ints(axis), self.ints(-1))
+        self.then("Slice", [-1], [-(2**62)], [axis], [-1])
 
     def step_placed(self):
         """Add the number of its row to each pixel, or to each pixel of even rows."""
-        numbers = self.op(
-            "Range",
-            self.constant(np.float32(0)),
-            self.op("Cast", self.op("Squeeze", self.side(2)), to=1),
-            self.constant(np.float32(1)),
-        )
+        numbers = self.op("Range", 0.0, self.op("Cast", self.op("Squeeze", self.side(2)), to=1), 1.0)
         if self.rng.random() < 0.5:
-            numbers = self.op("Mod", numbers, self.constant(np.float32(2)), fmod=1)
-        self.then("Add", self.op("Reshape", numbers, self.ints(1, 1, -1, 1)))
+            numbers = self.op("Mod", numbers, 2.0, fmod=1)
+        self.then("Add", self.op("Reshape", numbers, [1, 1, -1, 1]))
 
     def step_shuffled(self):
         if self.channels % 4 == 0:
@@ -298,7 +286,7 @@ class Drawn(Graph):
         """Take one of two convolutions, by the height of the image."""
         limit, channels = self.rng.choice([100, 150, 200]), self.rng.randint(1, 4)
         self.say(limit)
-        condition = self.op("Squeeze", self.op("Greater", self.side(2, "x"), self.ints(limit)))
+        condition = self.op("Squeeze", self.op("Greater", self.side(2, "x"), [limit]))
         weights = [self.floats(channels, self.channels, 3, 3, scale=0.4) for _ in "ab"]
         strides = self.rng.choice([[1, 1], [1, 1], [1, 2]])
         branches = []
@@ -313,7 +301,7 @@ class Drawn(Graph):
         self.channels = channels
 
     def step_global(self):
-        self.then("Mul", self.op("ReduceMean", self.name, self.ints(self.rng.choice([2, 3]))))
+        self.then("Mul", self.op("ReduceMean", self.name, [self.rng.choice([2, 3])]))
 
     def step_gates(self):
         """Squeeze-and-excite, of means or maxima, or both, before or after an activation."""
@@ -339,24 +327,24 @@ class Drawn(Graph):
             variance = self.op("ReduceMean", self.op("Mul", apart, apart), axes)
             self.name = self.op("Div", apart, self.op("Sqrt", self.op("Add", variance, tiny)))
         elif how == "squares":
-            square = self.op("ReduceMean", self.op("Pow", self.name, self.constant(np.float32(2))), self.ints(1, 2, 3))
+            square = self.op("ReduceMean", self.op("Pow", self.name, 2.0), [1, 2, 3])
             self.then("Div", self.op("Sqrt", self.op("Add", square, tiny)))
         else:
             norms = self.op("ReduceL2", self.name, axes)
-            self.then("Div", self.op("Add", self.op("ReduceMean", norms, self.ints(1)), tiny))
+            self.then("Div", self.op("Add", self.op("ReduceMean", norms, [1]), tiny))
         self.say(how)
 
     def step_context(self):
         """A vector of the whole image, at every position beside the map, or added to it."""
-        vector = self.op("ReduceMean", self.name, self.ints(2, 3), keepdims=0)
+        vector = self.op("ReduceMean", self.name, [2, 3], keepdims=0)
         weight = self.floats(self.channels, self.channels, scale=self.channels**-0.5)
         vector = self.op("Gemm", self.op("Relu", vector), weight)
-        context = self.op("Unsqueeze", vector, self.ints(2, 3))
+        context = self.op("Unsqueeze", vector, [2, 3])
         if self.rng.random() < 0.5:
             self.then("Add", context)
             return
         one, first = self.ints(1), self.op("Shape", self.name)
-        size = self.op("Concat", one, one, *(self.op("Gather", first, self.ints(axis)) for axis in (2, 3)), axis=0)
+        size = self.op("Concat", one, one, *(self.op("Gather", first, [axis]) for axis in (2, 3)), axis=0)
         self.name = self.op("Concat", self.name, self.op("Expand", context, size), axis=1)
         self.channels *= 2
 

@@ -177,8 +177,8 @@ def test_a_network_whose_constants_depend_on_the_size_is_refused_by_its_operator
 
 def test_a_network_that_pads_to_a_multiple_has_a_plan_for_multiples(tmp_path):
     net, file = network(), tmp_path / "net.onnx"
-    more = [net.op("Mod", net.op("Neg", net.side(axis)), net.ints(8)) for axis in (2, 3)]
-    net.then("Pad", net.op("Concat", net.ints(0, 0, 0, 0, 0, 0), *more, axis=0))
+    more = [net.op("Mod", net.op("Neg", net.side(axis)), [8]) for axis in (2, 3)]
+    net.then("Pad", net.op("Concat", [0, 0, 0, 0, 0, 0], *more, axis=0))
     net.conv((3, 3), pads=[1, 1, 1, 1])
     file.write_bytes(net.model().SerializeToString())
     with pytest.raises(ModelError, match="depends on the image's size"):

@@ -39,7 +39,7 @@ def pyramid(halvings=2, mode="linear"):
     for _ in range(halvings):
         net.conv((3, 3), pads=[1, 1, 1, 1], strides=[2, 2])
     sides = [net.side(axis, image) for axis in (2, 3)]
-    net.then("Resize", "", "", net.op("Concat", net.ints(1, net.channels), *sides, axis=0), mode=mode)
+    net.then("Resize", "", "", net.op("Concat", [1, net.channels], *sides, axis=0), mode=mode)
     net.then("Concat", image, axis=1)
     net.channels += channels
     net.conv((3, 3), pads=[1, 1, 1, 1])
@@ -52,7 +52,7 @@ def scaled(how, **attributes):
     net.conv((1, 1), **attributes)
     height, width = (net.op("Cast", net.side(axis, "x"), to=TensorProto.FLOAT) for axis in (2, 3))
     number = net.op("Max", height, width) if how == "larger side" else height
-    factor = net.op("Div", net.constant(np.array([100.0], np.float32)), number)
+    factor = net.op("Div", [100.0], number)
     if how == "large weights":
         weight = net.op("Mul", net.floats(40, net.channels, 3, 3), factor)
         net.then("Conv", weight, pads=[1, 1, 1, 1])
@@ -69,7 +69,7 @@ def fitted():
     net.then("ConvTranspose", net.floats(net.channels, 2, 2, 2), strides=[2, 2])
     net.channels = 2
     more = [net.op("Sub", side, net.side(axis)) for axis, side in zip((2, 3), sides, strict=True)]
-    net.then("Pad", net.op("Concat", net.ints(0, 0, 0, 0, 0, 0), *more, axis=0))
+    net.then("Pad", net.op("Concat", [0, 0, 0, 0, 0, 0], *more, axis=0))
     net.conv((3, 3), pads=[1, 1, 1, 1])
     return net
 
@@ -80,7 +80,7 @@ def dead_lines(*lines):
     ends = net.constant(np.int64(0)), net.op("Squeeze", net.side(3)), net.constant(np.int64(1))
     numbers = net.op("Range", *ends)
     for line in lines:
-        numbers = net.op("Where", net.op("Equal", numbers, net.ints(line)), net.ints(line - 1), numbers)
+        numbers = net.op("Where", net.op("Equal", numbers, [line]), [line - 1], numbers)
     net.then("Gather", numbers, axis=3)
     return net
 
@@ -156,22 +156,22 @@ def net():
 
 @pytest.mark.exact
 def test_an_operator_without_a_rule_is_not_said_to_look_at_the_whole_image(net, tmp_path):
-    x = net.op("CumSum", net.conv("x", 3, 4, [3, 3]), net.constant(np.int64(1)))
+    x = net.op("CumSum", net.conv("x", 3, 4, [3, 3]), 1)
     assert "(CumSum) cannot be split: there is no rule for windows of it" in refusal(net, tmp_path, x)
 
 
 def test_an_operator_on_five_axes_says_so(net, tmp_path):
-    x = net.op("Unsqueeze", net.conv("x", 3, 4, [3, 3]), net.constant(np.array([1])))
+    x = net.op("Unsqueeze", net.conv("x", 3, 4, [3, 3]), [1])
     weight = net.constant(net.floats(1, 1, 3, 3, 3))
     x = net.op("Conv", x, weight, kernel_shape=[3, 3, 3], pads=[1] * 6)
-    x = net.op("Squeeze", x, net.constant(np.array([1])))
+    x = net.op("Squeeze", x, [1])
     assert "there is no rule for windows of tensors of 5 axes" in refusal(net, tmp_path, x)
 
 
 @pytest.mark.exact
 def test_the_mean_of_each_row_looks_at_the_whole_image(net, tmp_path):
     x = net.conv("x", 3, 4, [3, 3])
-    text = refusal(net, tmp_path, net.op("Mul", x, net.op("ReduceMean", x, net.constant(np.array([3])))))
+    text = refusal(net, tmp_path, net.op("Mul", x, net.op("ReduceMean", x, [3])))
     assert "(ReduceMean) cannot be split: it looks at the whole image" in text
 
 

@@ -81,6 +81,10 @@ class Net(Graph):
         onnx.save(self.model(*outputs, **options), directory / "net.onnx")
         return directory / "net.onnx"
 
+    def graph(self, *outputs, **options):
+        """Return the network as the splitter reads it."""
+        return from_onnx(self.model(*outputs, **options), *self.size[1:])
+
     def batch_of(self, count):
         return self.floats(count, *self.size)
 
@@ -172,3 +176,13 @@ def worst_error(model, batch, directory, grids="auto", stages=None, expected=Non
     plan = cut(model, batch.shape[2:], directory, grids, stages, **options)
     expected = unsplit(model, batch) if expected is None else expected
     return relative_error(run_tiles(plan, directory, batch), expected)
+
+
+def split_error(net, output, directory, grids="auto", stages=None, **options):
+    """Return how far the answers of a network in tiles are from its own, for two images.
+
+    Its own are those to single images, since a shape may name the number of images in a batch.
+    """
+    model, batch = net.model(output), net.batch_of(2)
+    expected = np.concatenate([unsplit(model, image[None]) for image in batch])
+    return worst_error(model, batch, directory, grids, stages, expected, **options)

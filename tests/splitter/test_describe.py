@@ -13,7 +13,6 @@ from serfer.cli.main import app
 from serfer.core.errors import InputError, ModelError, PlanError, UsageError
 from serfer.core.plan import Pad, Preprocess, sealed
 from serfer.plan_directory import load_cold_plan, load_plan, write_plan
-from serfer.splitter.tiling.from_onnx import from_onnx
 from serfer.splitter.time_left import TimeLeft
 from tests.e2e.detector import CLASSES as DETECTED
 from tests.e2e.detector import split_detector
@@ -217,7 +216,7 @@ def test_a_machine_that_is_slower_than_expected_has_more_left(steps):
 
 def test_the_network_that_was_read_says_what_follows(steps):
     net = Net(3, 64, 64)
-    graph = from_onnx(net.model(net.linear(net.flat("x"), 3 * 64 * 64, 5)), 64, 64)
+    graph = net.graph(net.linear(net.flat("x"), 3 * 64 * 64, 5))
     left = TimeLeft(steps.append, "net.onnx", Clock())
     left.expect(graph)
     left.begin()

@@ -15,7 +15,6 @@ from serfer.splitter.head.find import Linear, find_head, with_linear_head
 from serfer.splitter.head.gap import divide, replace_head, replace_head_blind
 from serfer.splitter.head.torch_interpreter import Trainable, unknown_kinds
 from serfer.splitter.network.source import mean_matrix
-from serfer.splitter.tiling.from_onnx import from_onnx
 from tests.splitter.models import Net, unsplit
 
 BINARY = ["Add", "Sub", "Mul", "Div", "Max", "Min", "Sum"]
@@ -26,7 +25,7 @@ UNARY = [
 
 
 def graph_of(net, output, **kinds):
-    return from_onnx(net.model(output, **kinds), *net.size[1:])
+    return net.graph(output, **kinds)
 
 
 def trunk(channels=6, size=12):
@@ -133,7 +132,7 @@ def test_the_pooled_network_is_its_trunk_then_means_then_one_layer():
 
 def torch_error(net, output):
     """Return how far torch is from ONNX Runtime on a network whose scores depend on every position of a map."""
-    shape = from_onnx(net.model(net.linear(net.flat(output), net.values, 5)), *net.size[1:])
+    shape = net.graph(net.linear(net.flat(output), net.values, 5))
     images = net.batch_of(3)
     assert unknown_kinds(shape.nodes) == []
     with torch.no_grad():

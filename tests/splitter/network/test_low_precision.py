@@ -13,7 +13,6 @@ from serfer.splitter.network.source import load
 from serfer.splitter.plan_dir import check
 from serfer.splitter.plan_dir.check import run_tiles
 from serfer.splitter.split import split
-from serfer.splitter.tiling.from_onnx import from_onnx
 from tests.splitter.models import Net, check_every_answer, unsplit
 
 SIZE = (16, 18)
@@ -88,11 +87,11 @@ def test_quantised_weights_alone_are_split(tmp_path):
 def test_quantising_activations_is_named():
     net = Quantised(3, *SIZE)
     with pytest.raises(ModelError, match=r"\(QuantizeLinear\) cannot be split: it rounds to 8 bits"):
-        from_onnx(net.model(net.flat(net.pair("x"))), *SIZE)
+        net.graph(net.flat(net.pair("x")))
     net.nodes.append(onnx.helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "scale", "zero"], name="dynamic"))
     dynamic = net.op("DequantizeLinear", "q", "scale", "zero")
     with pytest.raises(ModelError, match=r"\(DynamicQuantizeLinear\).*export the float32 model"):
-        from_onnx(net.model(net.flat(dynamic)), *SIZE)
+        net.graph(net.flat(dynamic))
 
 
 EXACT = 1e-6

@@ -22,12 +22,11 @@ from serfer.splitter.planning.planner import choices_of, prepare
 from serfer.splitter.planning.split_options import Budget, SplitOptions
 from serfer.splitter.split import split
 from serfer.splitter.tiling.cuts import cut_points
-from serfer.splitter.tiling.from_onnx import from_onnx
 from serfer.splitter.tiling.global_pooling import with_tile_pools
 from serfer.splitter.tiling.grids import ONE, GridChoice, parse_grids
 from tests.once import one_each
 from tests.splitter.models import unsplit
-from tests.splitter.planning.test_weight_places import NETWORKS, SIZE
+from tests.splitter.planning.test_weight_places import NETWORKS
 
 AWS = shipped_aws()
 SLOW = replace(AWS, functions=replace(AWS.functions, bandwidth=2e4, load_rate=1e6, init=0.1))
@@ -37,7 +36,7 @@ FREE = SplitOptions(weights=FETCHED)
 
 def graph_of(network):
     net, output = NETWORKS[network]()
-    return with_tile_pools(from_onnx(net.model(output), *SIZE))
+    return with_tile_pools(net.graph(output))
 
 
 def budget(facts=SLOW, **changes):

@@ -16,9 +16,8 @@ from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from serfer.splitter.package_fit import fit
 from serfer.splitter.planning.cold.plan import cold_offer
 from serfer.splitter.planning.split_options import OBJECTIVES, Budget, SplitOptions, memory_sizes
-from serfer.splitter.tiling.from_onnx import from_onnx
 from tests.splitter.models import Net
-from tests.splitter.planning.test_weight_places import NETWORKS, ROOM, SIZE
+from tests.splitter.planning.test_weight_places import NETWORKS, ROOM
 
 AWS = shipped_aws()
 PRICE = re.compile(r"([\d.e+]+) ms and \$([\d.]+) a million queries")
@@ -70,13 +69,13 @@ CASES = [
 def small(request):
     if request.param in NETWORKS:
         net, output = NETWORKS[request.param]()
-        return from_onnx(net.model(output), *SIZE)
+        return net.graph(output)
     net, x = Net(3, 24, 24), "x"
     widths = (3, 48, 48) if request.param == "wide" else (3, *[32] * 6)
     for before, after in pairwise(widths):
         x = net.op("Relu", net.conv(x, before, after, 3))
     output = net.linear(net.flat(net.op("GlobalAveragePool", x)), widths[-1], 10)
-    return from_onnx(net.model(output), 24, 24)
+    return net.graph(output)
 
 
 @pytest.mark.parametrize(("small", "way"), CASES, indirect=["small"])
@@ -98,7 +97,7 @@ def test_a_better_plan_that_was_ruled_out_is_named_with_what_ruled_it_out(small,
 def test_the_check_finds_a_plan_that_loses():
     """A plan is compared with all that it names: here with one that an option ruled out."""
     net, output = NETWORKS["many_layers"]()
-    better, text = checked(from_onnx(net.model(output), *SIZE), limited(), weights="zip")
+    better, text = checked(net.graph(output), limited(), weights="zip")
     assert better
     assert "weights=zip rules it out" in text
 

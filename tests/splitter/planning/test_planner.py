@@ -175,7 +175,7 @@ def test_the_work_objective_minimises_work_before_time(chain):
 def test_a_grid_spreads_every_map_that_it_fits(size, grid, sizes):
     net = Net(2, *size)
     x = net.op("Relu", "x")
-    graph = from_onnx(net.model(net.linear(net.flat(x), 2 * size[0] * size[1], size[1])), *size)
+    graph = net.graph(net.linear(net.flat(x), 2 * size[0] * size[1], size[1]))
     tensor = graph.output if grid.columns and size[0] == 1 else x
     rects = tile_rects(graph, tensor, grid)
     assert [(rect.rows.size, rect.cols.size) for rect in rects] == sizes

@@ -25,7 +25,6 @@ from serfer.splitter.planning.precision import (
     with_half,
 )
 from serfer.splitter.split import split
-from serfer.splitter.tiling.from_onnx import from_onnx
 from tests.splitter.models import Net, check_every_answer, cut, room_for, unsplit
 
 SIZE = (12, 12)
@@ -150,7 +149,7 @@ def test_a_measured_loss_beyond_what_is_allowed_leaves_weights_in_fp32(planned, 
 
 def test_only_weights_whose_rounding_is_allowed_are_stored_in_fp16():
     net, output = many_layers()
-    graph = from_onnx(net.model(output), *SIZE)
+    graph = net.graph(output)
     every = storable(graph, graph.nodes)
     most = predicted_loss(graph, every)
     assert storable_within(graph, 2 * most) == every
@@ -278,7 +277,7 @@ def test_a_weight_beyond_fp16s_range_stays_fp32(tmp_path):
 )
 def test_which_weights_fp16_holds(value, stored):
     net = Net(1, 2, 2)
-    graph = from_onnx(net.model(net.flat(net.op("Relu", "x"))), 2, 2)
+    graph = net.graph(net.flat(net.op("Relu", "x")))
     reader = Node("reader", "Add", ("x", "w"), "sum")
     graph = replace(graph, weights={"w": value})
     assert storable(graph, [reader]) == ({"w"} if stored else set())
@@ -294,7 +293,7 @@ def test_rounding_is_relative_to_the_weights_norm():
 @pytest.mark.exact
 def test_computed_weights_equal_the_stored_fp16_values():
     net, output = conv_and_dense()
-    graph = from_onnx(net.model(output), *SIZE)
+    graph = net.graph(output)
     names = storable(graph, graph.nodes)
     rounded = with_half(graph, names)
     assert rounded.half == names

@@ -3,12 +3,9 @@ import pytest
 from serfer.core.errors import UsageError
 from serfer.core.geometry import Grid
 from serfer.splitter.tiling.cuts import MOST_TENSORS, all_cuts, cut_points, cuts_after, weight_bytes
-from serfer.splitter.tiling.from_onnx import from_onnx
 from serfer.splitter.tiling.global_pooling import with_tile_pools
 from serfer.splitter.tiling.grids import parse_grid, parse_grids
 from tests.splitter.models import Net
-
-SAME = {"pads": [1, 1, 1, 1]}
 
 
 def positions(cuts):
@@ -24,7 +21,7 @@ def blocks():
     joined = net.op("Add", inner, head)
     left, right = net.conv(joined, 4, 2, 3), net.conv(joined, 4, 3, 1)
     both = net.op("Concat", left, right, axis=1)
-    graph = from_onnx(net.model(net.flat(net.op("Relu", both))), 12, 12)
+    graph = net.graph(net.flat(net.op("Relu", both)))
     kinds = [node.kind for node in graph.nodes]
     assert kinds == ["Conv", "Conv", "Conv", "Add", "Conv", "Conv", "Concat", "Relu", "Flatten"]
     return graph
@@ -35,7 +32,7 @@ def test_an_activation_is_never_separated_from_its_operator():
     x = net.op("Relu", net.conv("x", 3, 4, 3))
     x = net.op("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2])
     x = net.op("Relu", net.conv(x, 4, 4, 3))
-    graph = from_onnx(net.model(net.linear(net.flat(x), 400, 5)), 20, 20)
+    graph = net.graph(net.linear(net.flat(x), 400, 5))
     points = positions(cut_points(graph))
     assert points[0] == 0
     assert points[-1] == len(graph.nodes)
@@ -62,7 +59,7 @@ def test_the_image_never_crosses_a_cut():
     net = Net(3, 9, 9)
     inner = net.conv(net.conv("x", 3, 3, 3), 3, 3, 3)
     joined = net.op("Add", inner, "x")
-    graph = from_onnx(net.model(net.flat(net.conv(joined, 3, 2, [3, 3]))), 9, 9)
+    graph = net.graph(net.flat(net.conv(joined, 3, 2, [3, 3])))
     assert positions(all_cuts(graph)) == [0, 3, 4, 5]
     with pytest.raises(UsageError, match=rf"'{inner}'.*nearest .*'{joined}'"):
         cuts_after(graph, [inner])
@@ -72,7 +69,7 @@ def test_no_cut_has_more_tensors_than_the_most():
     net = Net(3, 9, 9)
     x = net.conv("x", 3, 2, 3)
     parts = [net.conv(x, 2, 2, 3) for _ in range(6)]
-    graph = from_onnx(net.model(net.flat(net.op("Concat", *parts, axis=1))), 9, 9)
+    graph = net.graph(net.flat(net.op("Concat", *parts, axis=1)))
     cuts = all_cuts(graph)
     assert max(len(cut.tensors) for cut in cuts) == MOST_TENSORS == 4
     assert positions(cuts) == [0, 1, 2, 3, 4, 8, 9]
@@ -98,7 +95,7 @@ def test_a_cut_may_have_several_tensors_smaller_than_the_maps_beside_them():
     x = net.conv("x", 3, 4, 3)
     narrow = [net.op("MaxPool", x, kernel_shape=[4, 4], strides=[4, 4]), net.conv(x, 4, 1, [4, 4], strides=[4, 4])]
     wide = [net.conv(narrow[0], 4, 40, 1), net.conv(narrow[1], 1, 40, 1)]
-    graph = from_onnx(net.model(net.flat(net.op("Add", *wide))), 16, 16)
+    graph = net.graph(net.flat(net.op("Add", *wide)))
     inner = [cut for cut in cut_points(graph) if len(cut.tensors) > 1]
     assert [cut.tensors for cut in inner] == [tuple(narrow)]
 
@@ -115,7 +112,7 @@ def test_there_is_a_cut_between_a_tiles_pooling_and_the_sum():
     x = net.conv("x", 3, 4, 3)
     gate = net.op("Sigmoid", net.conv(net.op("GlobalAveragePool", x), 4, 4, 1))
     x = net.op("GlobalAveragePool", net.op("Mul", x, gate))
-    graph = with_tile_pools(from_onnx(net.model(net.linear(net.flat(x), 4, 3)), 9, 9))
+    graph = with_tile_pools(net.graph(net.linear(net.flat(x), 4, 3)))
     pooled = [index + 1 for index, node in enumerate(graph.nodes) if node.kind == "TilePool"]
     cuts = {cut.position: cut for cut in cut_points(graph)}
     assert [len(cuts[position].tensors) for position in pooled] == [2, 1]
@@ -124,9 +121,9 @@ def test_there_is_a_cut_between_a_tiles_pooling_and_the_sum():
 def test_bytes_of_weights_count_each_once_and_fp16_half():
     net = Net(2, 6, 6)
     shared = net.constant(net.floats(2, 2, 3, 3))
-    x = net.op("Conv", net.op("Conv", "x", shared, kernel_shape=[3, 3], **SAME), shared, kernel_shape=[3, 3])
+    x = net.op("Conv", net.op("Conv", "x", shared, kernel_shape=[3, 3], pads=[1] * 4), shared, kernel_shape=[3, 3])
     matrix = net.constant(net.floats(32, 5))
-    graph = from_onnx(net.model(net.op("MatMul", net.flat(x), matrix)), 6, 6)
+    graph = net.graph(net.op("MatMul", net.flat(x), matrix))
     assert weight_bytes(graph, 0, 2) == 4 * 36
     assert weight_bytes(graph, 0, len(graph.nodes)) == 4 * (36 + 160)
     assert weight_bytes(graph, 0, len(graph.nodes), {matrix}) == 4 * 36 + 2 * 160

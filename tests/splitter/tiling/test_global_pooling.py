@@ -1,6 +1,5 @@
 """Global pooling by partial sums: each tile passes on one value for each channel, and results are exact."""
 
-import numpy as np
 import pytest
 
 from serfer.core.checksum import CHECKSUM_BYTES
@@ -23,7 +22,7 @@ def pool(net, x, form, size=SIZE):
     if form in {"AveragePool", "MaxPool"}:
         return net.flat(net.op(form, x, kernel_shape=list(size)))
     kind, *form = form.split()
-    axes = net.constant(np.array([-1, -2] if "negative" in form else [3, 2] if "turned" in form else [2, 3]))
+    axes = [-1, -2] if "negative" in form else [3, 2] if "turned" in form else [2, 3]
     x = net.op(kind, x, axes, keepdims=int("flat" not in form))
     return x if "flat" in form else net.flat(x)
 
@@ -108,7 +107,7 @@ def test_pooling_in_the_middle_of_a_chain_is_exact(tmp_path, grids):
 )
 def test_pooling_that_is_not_global_or_of_one_position_is_not_pooled_in_tiles(size, form, attributes):
     net = Net(3, *size)
-    graph = with_tile_pools(from_onnx(net.model(net.flat(net.op(form, net.op("Relu", "x"), **attributes))), *size))
+    graph = with_tile_pools(net.graph(net.flat(net.op(form, net.op("Relu", "x"), **attributes))))
     assert "TilePool" not in [node.kind for node in graph.nodes]
 
 
@@ -126,7 +125,7 @@ def test_a_mean_over_other_axes_is_exact(tmp_path, axes):
 
 def test_a_map_that_is_too_small_for_a_grid_is_pooled_in_one_tile():
     net, output = network("GlobalAveragePool", (2, 9))
-    graph = with_tile_pools(from_onnx(net.model(output), 2, 9))
+    graph = with_tile_pools(net.graph(output))
     (pooled,) = [node.output for node in graph.nodes if node.kind == "TilePool"]
     assert with_grid(graph, Grid(3, 3)).shape(pooled).whole.area == 1
     assert with_grid(graph, Grid(2, 3)).shape(pooled).whole.area == 6

@@ -10,9 +10,8 @@ from serfer.core.exactness import relative_error
 from serfer.splitter.network.source import mean_matrix
 from serfer.splitter.tiling import operators
 from serfer.splitter.tiling.cuts import cut_points
-from serfer.splitter.tiling.from_onnx import from_onnx
 from tests.once import one_each
-from tests.splitter.models import Net, cut, run_tiles, worst_error
+from tests.splitter.models import Net, cut, run_tiles, split_error
 
 GRIDS = ["1", "1x3", "2x2", "3x2"]
 EXACT = 1e-6
@@ -98,7 +97,7 @@ def test_convolution_equals_torchs(tmp_path, grid, groups, stride, dilation, pad
 )
 def test_adaptive_average_pooling_equals_torchs_at_any_size(tmp_path, grid, size, outputs):
     net = Net(3, *size)
-    cols = net.constant(np.ascontiguousarray(mean_matrix(size[1], outputs[1]).T))
+    cols = mean_matrix(size[1], outputs[1]).T
     x = net.op("MatMul", mean_matrix(size[0], outputs[0]), net.op("MatMul", "x", cols))
     batch = net.batch_of(2)
     check(net, x, functional.adaptive_avg_pool2d(torch.from_numpy(batch), outputs), batch, tmp_path, grid)
@@ -113,9 +112,9 @@ def test_adaptive_average_pooling_equals_torchs_at_any_size(tmp_path, grid, size
 def test_automatic_padding(tmp_path, mode, kind, grid):
     net = Net(2, 14, 11)
     window = {"kernel_shape": [4, 3], "strides": [2, 2], "auto_pad": mode}
-    weights = [net.constant(net.floats(3, 2, 4, 3))] if kind == "Conv" else []
-    model = net.model(net.flat(net.op(kind, "x", *weights, **window)))
-    assert worst_error(model, net.batch_of(2), tmp_path, [grid, "1"]) <= EXACT
+    weights = [net.floats(3, 2, 4, 3)] if kind == "Conv" else []
+    x = net.op(kind, "x", *weights, **window)
+    assert split_error(net, net.flat(x), tmp_path, [grid, "1"]) <= EXACT
 
 
 @one_each(
@@ -124,13 +123,12 @@ def test_automatic_padding(tmp_path, mode, kind, grid):
 def test_padding_as_an_operator_of_its_own(tmp_path, grid, then, axes):
     net = Net(2, 9, 10)
     amounts = [0, 0, 4, 1, 0, 0, 2, 3] if axes is None else [4, 1, 2, 3]
-    inputs = ["x", net.constant(np.array(amounts)), net.constant(np.float32(-0.5))]
-    x = net.op("Pad", *inputs, *([axes] if axes else []))
+    x = net.op("Pad", "x", amounts, -0.5, *([axes] if axes else []))
     if then == "Conv":
         x = net.conv(x, 2, 3, [3, 3])
     else:
         x = net.op(then, x, **({"kernel_shape": [2, 2]} if then != "Relu" else {}))
-    assert worst_error(net.model(net.flat(x)), net.batch_of(2), tmp_path, [grid, "1"]) <= EXACT
+    assert split_error(net, net.flat(x), tmp_path, [grid, "1"]) <= EXACT
 
 
 @pytest.mark.exact
@@ -139,24 +137,19 @@ def test_padding_as_an_operator_of_its_own(tmp_path, grid, then, axes):
 def test_padding_that_repeats_the_image_is_exact(tmp_path, mode, amounts):
     net = Net(2, 9, 9)
     x = net.op("Pad", "x", [0, 0, *amounts[:2], 0, 0, *amounts[2:]], mode=mode)
-    model = net.model(net.flat(net.op("Relu", net.conv(x, 2, 2, [3, 3]))))
-    assert worst_error(model, net.batch_of(2), tmp_path, "2x2") <= EXACT
-
-
-def normalised(net, x, channels):
-    scale, bias, mean = (net.constant(net.floats(channels)) for _ in range(3))
-    return net.op("BatchNormalization", x, scale, bias, mean, np.abs(net.floats(channels)) + 0.5)
+    x = net.op("Relu", net.conv(x, 2, 2, [3, 3]))
+    assert split_error(net, net.flat(x), tmp_path, "2x2") <= EXACT
 
 
 @pytest.mark.parametrize("before", ["Conv", "MaxPool"])
 def test_batch_norm_is_folded_into_a_convolution_before_it(before, tmp_path):
     net = Net(2, 10, 10)
-    weights = [net.constant(net.floats(2, 2, 3, 3))] if before == "Conv" else []
+    weights = [net.floats(2, 2, 3, 3)] if before == "Conv" else []
     x = net.op(before, "x", *weights, kernel_shape=[3, 3], pads=[1, 1, 1, 1])
-    model = net.model(net.flat(normalised(net, x, 2)))
+    x = net.flat(net.op("BatchNormalization", x, *net.floats(3, 2), np.abs(net.floats(2)) + 0.5))
     kinds = [before, *(["BatchNormalization"] if before == "MaxPool" else []), "Flatten"]
-    assert [node.kind for node in from_onnx(model, 10, 10).nodes] == kinds
-    assert worst_error(model, net.batch_of(2), tmp_path, ["3x3", "1"]) <= 5e-6
+    assert [node.kind for node in net.graph(x).nodes] == kinds
+    assert split_error(net, x, tmp_path, ["3x3", "1"]) <= 5e-6
 
 
 @one_each(
@@ -168,18 +161,18 @@ def test_batch_norm_is_folded_into_a_convolution_before_it(before, tmp_path):
 def test_a_constant_that_varies_over_the_map_is_sliced_with_it(tmp_path, kind, shape, grid):
     net = Net(3, 9, 9)
     x = net.op(kind, net.conv("x", 3, 4, 3), net.floats(*shape))
-    model = net.model(net.flat(x))
-    graph = from_onnx(model, 9, 9)
+    output = net.flat(x)
+    graph = net.graph(output)
     assert all(operators.tileable(graph, node) for node in graph.nodes if node.kind == kind)
-    assert worst_error(model, net.batch_of(2), tmp_path, [grid, "1"], cuts=(x,)) <= EXACT
+    assert split_error(net, output, tmp_path, [grid, "1"], cuts=(x,)) <= EXACT
 
 
 @pytest.mark.exact
 def test_a_map_that_a_constant_stretches_is_exact(tmp_path):
     net = Net(3, 1, 9)
     x = net.op("Add", "x", net.floats(3, 4, 9))
-    model = net.model(net.flat(net.op("Relu", net.conv(x, 3, 2, 3))))
-    assert worst_error(model, net.batch_of(2), tmp_path, ["2x2", "1"]) <= EXACT
+    x = net.op("Relu", net.conv(x, 3, 2, 3))
+    assert split_error(net, net.flat(x), tmp_path, ["2x2", "1"]) <= EXACT
 
 
 @pytest.mark.exact
@@ -187,8 +180,7 @@ def test_squeeze_and_excite_ends_the_tiled_part_and_is_exact(tmp_path):
     net = Net(3, 12, 12)
     x = net.conv("x", 3, 4, 3)
     gate = net.op("Sigmoid", net.conv(net.op("GlobalAveragePool", x), 4, 4, 1))
-    model = net.model(net.flat(net.op("Mul", x, gate)))
-    assert worst_error(model, net.batch_of(2), tmp_path, "2x2") <= EXACT
+    assert split_error(net, net.flat(net.op("Mul", x, gate)), tmp_path, "2x2") <= EXACT
 
 
 @pytest.mark.exact
@@ -199,29 +191,26 @@ def test_a_convolution_over_channels_is_exact(tmp_path):
     gate = net.op("Reshape", net.op("GlobalAveragePool", x), [0, 1, 8])
     gate = net.op("Conv", gate, net.floats(1, 1, 3), kernel_shape=[3], pads=[1, 1], strides=[1])
     gate = net.op("Reshape", net.op("Sigmoid", gate), [0, 8, 1, 1])
-    model = net.model(net.flat(net.op("Mul", x, gate)))
-    assert worst_error(model, net.batch_of(2), tmp_path, "2x2") <= EXACT
+    assert split_error(net, net.flat(net.op("Mul", x, gate)), tmp_path, "2x2") <= EXACT
 
 
 @pytest.mark.filterwarnings("ignore::serfer.core.errors.PlanWarning")  # of cuts without a map to spread
 def test_a_stage_never_ends_in_a_tensor_that_is_neither_map_nor_vector(tmp_path):
     net = Net(3, 8, 8)
     x = net.conv("x", 3, 4, 3)
-    x = net.op("Reshape", x, [0, 4, 64])
-    x = net.op("Softmax", x, axis=2)
-    x = net.op("ReduceSum", x, [1], keepdims=0)
-    model = net.model(net.linear(x, 64, 5))
-    for stages in range(1, len(cut_points(from_onnx(model, 8, 8)))):
-        assert worst_error(model, net.batch_of(2), tmp_path / str(stages), "2x2", stages) <= EXACT
+    x = net.op("ReduceSum", net.op("Softmax", net.op("Reshape", x, [0, 4, 64]), axis=2), [1], keepdims=0)
+    output = net.linear(x, 64, 5)
+    for stages in range(1, len(cut_points(net.graph(output)))):
+        assert split_error(net, output, tmp_path / str(stages), "2x2", stages) <= EXACT
 
 
 @pytest.mark.exact
 def test_an_operator_with_two_outputs_is_exact(tmp_path):
     net = Net(4, 8, 8)
     x = net.conv("x", 4, 6, 3)
-    net.op("Split", x, output="left", others=["right"], axis=1, num_outputs=2)
-    x = net.op("Concat", "right", net.op("Sigmoid", "left"), axis=1)
-    assert worst_error(net.model(net.flat(x)), net.batch_of(2), tmp_path, "2x2") <= EXACT
+    left, right = net.op("Split", x, outputs=2, axis=1, num_outputs=2)
+    x = net.op("Concat", right, net.op("Sigmoid", left), axis=1)
+    assert split_error(net, net.flat(x), tmp_path, "2x2") <= EXACT
 
 
 @one_each(
@@ -235,14 +224,14 @@ def test_a_mean_that_ceil_mode_ends_differently_in_each_direction(tmp_path, grid
     x = net.op(
         "AveragePool", "x", kernel_shape=kernel, strides=[2, 2], pads=pads, ceil_mode=1, count_include_pad=include
     )
-    assert worst_error(net.model(net.flat(x)), net.batch_of(2), tmp_path, [grid, "1"]) <= EXACT
+    assert split_error(net, net.flat(x), tmp_path, [grid, "1"]) <= EXACT
 
 
 def test_work_is_counted_by_hand():
     net = Net(4, 10, 10)
     x = net.conv("x", 4, 6, 3, groups=2)
     x = net.op("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2])
-    graph = from_onnx(net.model(net.linear(net.flat(x), 150, 7)), 10, 10)
+    graph = net.graph(net.linear(net.flat(x), 150, 7))
     macs = [operators.macs(graph, node, graph.shape(node.output).whole.area) for node in graph.nodes]
     assert macs == [10 * 10 * 6 * 2 * 9, 0, 0, 150 * 7]
     assert [operators.macs(graph, graph.nodes[-1], columns) for columns in (1, 3, 7)] == [150, 450, 1050]

@@ -27,15 +27,10 @@ FORMS = [*GEMMS, *PRODUCTS]
 def layer(net, x, form, before=FEATURES, after=CLASSES):
     """Append a fully connected layer, written in one of the forms that exporters use."""
     turned, shape, others = GEMMS.get(form) or (False, PRODUCTS[form], {})
-    matrix = net.floats(before, after) / np.float32(np.sqrt(before))
-    matrix = net.constant(np.ascontiguousarray(matrix.T) if turned else matrix)
-    bias = (
-        []
-        if shape is None
-        else [net.constant(np.float32(net.floats(*(after if size < 0 else size for size in shape))))]
-    )
+    matrix = net.floats(before, after) / np.sqrt(before)
+    bias = [] if shape is None else [net.floats(*(after if size < 0 else size for size in shape))]
     if form in GEMMS:
-        return net.op("Gemm", x, matrix, *bias, transB=int(turned), **others)
+        return net.op("Gemm", x, matrix.T if turned else matrix, *bias, transB=int(turned), **others)
     x = net.op("MatMul", x, matrix)
     return net.op("Add", x, *bias) if bias else x
 
@@ -64,26 +59,23 @@ def test_operators_without_a_tiling_rule_are_computed_whole(tmp_path):
     assert [str(stage.grid) for stage in plan.stages] == ["col2"]
 
 
+AFTER = {
+    **{kind: lambda net, x, _, kind=kind: net.op(kind, x) for kind in ("Relu", "Sigmoid", "Dropout")},
+    "Clip": lambda net, x, _: net.op("Clip", x, -0.5, 0.5),
+    "Mul": lambda net, x, _: net.op("Mul", net.floats(CLASSES), x),
+    "PRelu": lambda net, x, _: net.op("PRelu", x, net.floats(CLASSES)),
+    "Softmax": lambda net, x, _: net.op("Softmax", x, axis=1),
+    "Concat": lambda net, x, _: net.op("Concat", x, x, axis=1),
+    "another layer": lambda net, x, flat: net.op("Add", x, layer(net, flat, "matmul")),
+}
+
+
 @pytest.mark.exact
-@pytest.mark.parametrize(
-    "kind", ["Relu", "Sigmoid", "Clip", "Mul", "Add both", "PRelu", "Dropout", "Softmax", "Concat"]
-)
+@pytest.mark.parametrize("kind", AFTER)
 def test_operators_after_a_layer_are_exact_in_its_columns(tmp_path, kind):
     net = Net(3, 5, 5)
     flat = net.flat("x")
-    x = layer(net, flat, "gemm")
-    if kind == "Mul":
-        x = net.op("Mul", net.floats(CLASSES), x)
-    elif kind == "Add both":
-        x = net.op("Add", x, layer(net, flat, "matmul"))
-    elif kind == "PRelu":
-        x = net.op("PRelu", x, net.floats(CLASSES))
-    elif kind == "Clip":
-        x = net.op("Clip", x, -0.5, 0.5)
-    elif kind in {"Softmax", "Concat"}:
-        x = net.op(kind, *([x, x] if kind == "Concat" else [x]), axis=1)
-    else:
-        x = net.op(kind, x)
+    x = AFTER[kind](net, layer(net, flat, "gemm"), flat)
     plan = split_and_check(net, x, tmp_path / "plan", ["col4"])
     assert str(plan.stages[-1].grid) == "col4"
 

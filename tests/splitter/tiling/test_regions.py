@@ -17,7 +17,6 @@ from serfer.splitter.network.onnx_models import model_of, session_of
 from serfer.splitter.network.sliding_window import Window, window
 from serfer.splitter.plan_dir.emit import input_name, tile_graph
 from serfer.splitter.tiling.by_position import RATES, RESIZE_BY_POSITION, LinearResize, Place, append_bins
-from serfer.splitter.tiling.from_onnx import from_onnx
 from serfer.splitter.tiling.onnx_builder import OnnxBuilder
 from serfer.splitter.tiling.receptive_field import clipped, hull, spans_of, tabulated, under
 from serfer.splitter.tiling.regions import (
@@ -37,7 +36,7 @@ def residual():
     x = net.op("Relu", net.conv("x", 1, 1, 3), output="relu")
     x = net.op("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1], output="pool")
     x = net.op("Add", net.conv(x, 1, 1, 3), x, output="sum")
-    return from_onnx(net.model(net.flat(x)), 12, 12)
+    return net.graph(net.flat(x))
 
 
 def written(rect):
@@ -93,7 +92,7 @@ def test_a_chains_receptive_field_equals_the_inputs_its_output_depends_on(kernel
     )
     x = net.op("Conv", x, np.ones((1, 1, 3, 2), np.float32), kernel_shape=[3, 2], pads=[1, 0, 1, 1])
     try:
-        graph = from_onnx(net.model(net.flat(x)), *size)
+        graph = net.graph(net.flat(x))
     except ModelError:  # the window does not fit the map
         reject()
     nodes = graph.nodes[:-1]

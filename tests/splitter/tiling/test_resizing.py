@@ -28,7 +28,7 @@ def resized(net, x, channels, size, **attributes):
 
 
 def kinds(net, x):
-    return [node.kind for node in from_onnx(net.model(net.flat(x)), *net.size[1:]).nodes]
+    return [node.kind for node in net.graph(net.flat(x)).nodes]
 
 
 def tile_error(net, x, grid):
@@ -96,7 +96,7 @@ def test_repeating_rows_and_columns_is_one_operator_in_every_tile(nearest_mode):
     net = Net(3, 20, 18)
     where = "asymmetric" if nearest_mode == "floor" else "half_pixel"
     x = resized(net, "x", 3, (40, 54), mode="nearest", coordinate_transformation_mode=where, nearest_mode=nearest_mode)
-    graph = from_onnx(net.model(net.flat(x)), 20, 18)
+    graph = net.graph(net.flat(x))
     repeated = nearest_mode != "ceil"
     assert [node.kind for node in graph.nodes] == ["Resize", "Flatten"]
     assert (graph.nodes[0].attributes["nearest_mode"] == b"floor") is repeated
@@ -176,29 +176,26 @@ def test_slicing_rows_columns_and_channels(tmp_path, grid, starts, stops, axes, 
     assert spread(net, net.op("Relu", x), tmp_path, grid) <= EXACT
 
 
-def chosen_rows(net, x):
-    x = net.op("Gather", x, [7, 7, 0, 3, 4, -1, 2], axis=2)
-    return net.conv(x, 6, 3, 3)
-
-
-def negative_padding(net, x):
-    return net.op("Pad", x, [0, 0, -2, 1, 0, -1, 3, -1], 0.5)
-
-
-def space_to_depth(net, x):
-    return net.op("SpaceToDepth", sliced(net, x, [1, 1], [9, 11], [2, 3], [1, 1]), blocksize=2)
-
-
 def focus_block_of_yolo(net, x):
     x = sliced(net, x, [1, 1], [9, 11], [2, 3], [1, 1])
     parts = [sliced(net, x, [top, left], [2**31, 2**31], [2, 3], [2, 2]) for top in (0, 1) for left in (0, 1)]
     return net.conv(net.op("Concat", *parts, axis=1), 24, 4, 3)
 
 
-@one_each("grid", ["2x2", "1x3"], ("form", [chosen_rows, negative_padding, space_to_depth, focus_block_of_yolo]))
+CHOSEN = {
+    "rows": lambda net, x: net.conv(net.op("Gather", x, [7, 7, 0, 3, 4, -1, 2], axis=2), 6, 3, 3),
+    "negative padding": lambda net, x: net.op("Pad", x, [0, 0, -2, 1, 0, -1, 3, -1], 0.5),
+    "space to depth": lambda net, x: net.op(
+        "SpaceToDepth", sliced(net, x, [1, 1], [9, 11], [2, 3], [1, 1]), blocksize=2
+    ),
+    "YOLO's focus block": focus_block_of_yolo,
+}
+
+
+@one_each("grid", ["2x2", "1x3"], ("form", CHOSEN))
 def test_rows_and_columns_that_are_chosen_or_become_channels(tmp_path, form, grid):
     net, x = network()
-    assert spread(net, net.op("Sigmoid", form(net, x)), tmp_path, grid) <= EXACT
+    assert spread(net, net.op("Sigmoid", CHOSEN[form](net, x)), tmp_path, grid) <= EXACT
 
 
 @one_each("grid", GRIDS, ("mode", ["DCR", "CRD"]))
@@ -232,8 +229,7 @@ def test_depth_to_space(tmp_path, mode, grid):
 )
 def test_transposed_convolution(tmp_path, window, grid):
     net, x = network()
-    weight = net.constant(net.floats(6, 2, *window["kernel_shape"]))
-    bias = net.constant(net.floats(2 * window.get("group", 1)))
+    weight, bias = net.floats(6, 2, *window["kernel_shape"]), net.floats(2 * window.get("group", 1))
     assert spread(net, net.op("ConvTranspose", x, weight, bias, **window), tmp_path, grid) <= EXACT
 
 
@@ -251,16 +247,13 @@ def test_transposed_convolution(tmp_path, window, grid):
 )
 def test_pixel_shuffle_as_exporters_write_it(tmp_path, unfolded, perm, folded, grid):
     net, x = network(channels=8)
-    x = net.op("Reshape", x, [0, *unfolded])
-    x = net.op("Transpose", x, perm=perm)
-    x = net.op("Reshape", x, [0, *folded])
-    x = net.conv(x, folded[0], 3, [3, 3])
-    kinds = [node.kind for node in from_onnx(net.model(net.flat(x)), 9, 11).nodes]
+    x = net.op("Transpose", net.op("Reshape", x, [0, *unfolded]), perm=perm)
+    x = net.conv(net.op("Reshape", x, [0, *folded]), folded[0], 3, [3, 3])
     if folded == (2, 18, 22):
-        assert kinds == ["Conv", "DepthToSpace", "Conv", "Flatten"]
+        assert kinds(net, x) == ["Conv", "DepthToSpace", "Conv", "Flatten"]
         assert spread(net, x, tmp_path, grid) <= EXACT
     else:
-        assert "DepthToSpace" not in kinds
+        assert "DepthToSpace" not in kinds(net, x)
 
 
 @pytest.mark.parametrize("perm", [[0, 1, 3, 5, 2, 4], [0, 3, 5, 1, 2, 4]], ids=["torch", "ONNX"])
@@ -269,7 +262,7 @@ def test_pixel_unshuffle_as_exporters_write_it(tmp_path, perm):
     x = net.conv("x", 3, 2, 3)
     x = net.op("Transpose", net.op("Reshape", x, [0, 2, 6, 2, 7, 2]), perm=perm)
     x = net.conv(net.op("Reshape", x, [0, 8, 6, 7]), 8, 3, [3, 3])
-    assert "SpaceToDepth" in [node.kind for node in from_onnx(net.model(net.flat(x)), 12, 14).nodes]
+    assert "SpaceToDepth" in kinds(net, x)
     assert spread(net, x, tmp_path) <= EXACT
 
 

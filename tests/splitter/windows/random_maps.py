@@ -56,27 +56,23 @@ STATISTICS = ("norm", "gates", "context")
 """Steps that take statistics of the whole image, of networks that have one output."""
 
 
+USUAL = {"conv": 6, "skip": 5, "activation": 3, "pool": 3, "resize": 3, "scaled_by_size": 2}
+RARE = {"shuffled": 0.5, "placed": 0.2, "flipped": 0.2, "global": 0.1}
+"""How often steps are drawn, where it is not once."""
+
+
 class Drawn(Graph):
     """A network that grows operator by operator; `name` and `channels` are the current map's."""
 
     def __init__(self, rng):
         super().__init__(rng.getrandbits(60))
-        self.rng, self.story, self.count = rng, [], 0
+        self.rng, self.story, self.said = rng, [], ""
         self.name, self.channels = "x", rng.choice([1, 2, 3])
         self.first = self.channels
         self.kept = [("x", self.channels)]
 
-    def op(self, kind, *inputs, **attributes):
-        self.count += 1
-        name = f"{kind.lower()}_{self.count}"
-        self.nodes.append(helper.make_node(kind, list(inputs), [name], name=name, **attributes))
-        return name
-
-    def ints(self, *values):
-        return self.constant(np.array(values, np.int64))
-
     def floats(self, *shape, scale=1.0):
-        return self.constant((self.random.standard_normal(shape) * scale).astype(np.float32))
+        return self.random.standard_normal(shape) * scale
 
     def then(self, kind, *inputs, **attributes):
         self.name = self.op(kind, self.name, *inputs, **attributes)
@@ -94,19 +90,11 @@ class Drawn(Graph):
     def grow(self, most):
         """Append operators, weighed by how usual they are, and a convolution at the end."""
         steps = [name for name in dir(self) if name.startswith("step_")]
-        usual = {"step_conv": 6, "step_activation": 3, "step_pool": 3, "step_skip": 5, "step_resize": 3}
-        usual |= {
-            "step_scaled_by_size": 2,
-            "step_global": 0.1,
-            "step_placed": 0.2,
-            "step_flipped": 0.2,
-            "step_shuffled": 0.5,
-        }
-        weights = [usual.get(name, 1) for name in steps]
+        weights = [(USUAL | RARE).get(name.removeprefix("step_"), 1) for name in steps]
         for name in self.rng.choices(steps, weights, k=self.rng.randint(1, most)):
             before = self.name
             getattr(self, name)()
-            self.story.append(name.removeprefix("step_") + getattr(self, "said", ""))
+            self.story.append(name.removeprefix("step_") + self.said)
             self.said = ""
             if self.name != before:
                 self.kept.append((self.name, self.channels))
@@ -188,8 +176,7 @@ class Drawn(Graph):
     def step_resize_to_a_size(self):
         rng = self.rng
         if rng.random() < 0.2:
-            sizes = self.ints(1, self.channels, 64, 64)
-            self.then("Resize", "", "", sizes, **self._mode())
+            self.then("Resize", "", "", [1, self.channels, 64, 64], **self._mode())
             self.said += "fixed"
             return
         up, down, more = rng.choice([(2, 1, 0), (1, 2, 0), (3, 2, 0), (1, 1, 1), (1, 1, -7), (2, 1, -1), (1, 4, 0)])
@@ -287,17 +274,14 @@ class Drawn(Graph):
         limit, channels = self.rng.choice([100, 150, 200]), self.rng.randint(1, 4)
         self.say(limit)
         condition = self.op("Squeeze", self.op("Greater", self.side(2, "x"), [limit]))
-        weights = [self.floats(channels, self.channels, 3, 3, scale=0.4) for _ in "ab"]
+        weights = [self.normal(channels, self.channels, 3, 3, deviation=0.4) for _ in "ab"]
         strides = self.rng.choice([[1, 1], [1, 1], [1, 2]])
-        branches = []
-        for weight, stride in zip(weights, strides, strict=True):
-            self.count += 1
-            out = f"branch_{self.count}"
-            node = helper.make_node(
-                "Conv", [self.name, weight], [out], name=out, pads=[1, 1, 1, 1], strides=[stride] * 2
-            )
-            branches.append(helper.make_graph([node], out, [], [helper.make_tensor_value_info(out, 1, None)]))
-        self.name = self.op("If", condition, then_branch=branches[0], else_branch=branches[1])
+        branches = {}
+        for way, weight, stride in zip(("then_branch", "else_branch"), weights, strides, strict=True):
+            out = f"{way}_{len(self.nodes)}"
+            node = helper.make_node("Conv", [self.name, weight], [out], out, pads=[1] * 4, strides=[stride] * 2)
+            branches[way] = helper.make_graph([node], out, [], [helper.make_tensor_value_info(out, 1, None)])
+        self.name = self.op("If", condition, **branches)
         self.channels = channels
 
     def step_global(self):
@@ -316,7 +300,7 @@ class Drawn(Graph):
         """Instance or group norm, as operators or by hand, around the mean or around zero."""
         how = self.rng.choice(["InstanceNormalization", "GroupNormalization", "means", "squares", "ReduceL2"])
         scale, shift = self.floats(self.channels), self.floats(self.channels)
-        axes, tiny = self.ints(2, 3), self.constant(np.float32(1e-3))
+        axes, tiny = [2, 3], 1e-3
         if how == "InstanceNormalization":
             self.then(how, scale, shift)
         elif how == "GroupNormalization":
@@ -343,8 +327,7 @@ class Drawn(Graph):
         if self.rng.random() < 0.5:
             self.then("Add", context)
             return
-        one, first = self.ints(1), self.op("Shape", self.name)
-        size = self.op("Concat", one, one, *(self.op("Gather", first, [axis]) for axis in (2, 3)), axis=0)
+        size = self.op("Concat", [1, 1], *(self.side(axis) for axis in (2, 3)), axis=0)
         self.name = self.op("Concat", self.name, self.op("Expand", context, size), axis=1)
         self.channels *= 2
 

@@ -9,6 +9,7 @@ import tempfile
 import warnings
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ from serfer.plan_directory import load_plan
 from serfer.splitter.windows.build import crossing
 from serfer.splitter.windows.map_plan import WindowTile
 from tests.splitter.windows.random_maps import draw
-from tests.splitter.windows.test_map_plan import Unet, layers
+from tests.splitter.windows.test_map_plan import NETWORKS, Unet, image, whole
 from tests.splitter.windows.test_random_maps import (
     FIXED_SEED,
     NOT_A_REASON,
@@ -47,20 +48,18 @@ FEW, WEEKLY, LANES = (5, 15, 24, 33, 44), 300, 3
 SIZES = 3
 
 
-def coarse():
-    """Return a network of stride 4 whose every residue has a map."""
-    return layers(nn.Conv2d(3, 8, 5, stride=2), nn.ReLU(), nn.Conv2d(8, 5, 3, stride=2, padding=1))
+coarse = NETWORKS["a coarse map"]
+"""Of stride 4; its every residue has a map."""
 
 
-def image(*size, channels=3):
-    return np.random.default_rng(sum(size)).standard_normal((1, channels, *size), dtype=np.float32)
-
-
-def assert_maps(plan, file, *sizes):
-    oracle = session(file)
+def assert_maps(plan, run, *sizes):
     for size in sizes:
-        [expected] = oracle.run(None, {oracle.get_inputs()[0].name: image(*size)})
-        assert not compared(by_windows(plan, image(*size)), expected), size
+        assert not compared(by_windows(plan, image(*size)), run(image(*size))), size
+
+
+def oracle(file):
+    run = session(file)
+    return lambda batch: run.run(None, {run.get_inputs()[0].name: batch})[0]
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +71,7 @@ def coarse_plan(exported, tmp_path_factory):
 
 def test_one_plan_is_for_all_sizes_that_the_network_takes(exported, coarse_plan):
     sizes = [(211, 307), (212, 640), (213, 309), (322, 318)]  # all residues of the stride
-    assert_maps(coarse_plan, exported(coarse)[1], *sizes)
+    assert_maps(coarse_plan, oracle(exported(coarse)[1]), *sizes)
     plan = load_plan(coarse_plan)
     assert parse_plan(dump_plan(plan)).windows == plan.windows
     assert str(plan.windows.rules) in plan.why
@@ -82,7 +81,7 @@ def test_sizes_of_a_multiple_have_fewer_kinds_of_windows(exported, coarse_plan, 
     file = exported(coarse)[1]
     plan = serfer.map_plan(file, "any,multiple=2", tmp_path / "plan", window=32)
     assert len(plan.stages[0].tiles) < len(load_plan(coarse_plan).stages[0].tiles) / 2
-    assert_maps(tmp_path / "plan", file, (210, 312))
+    assert_maps(tmp_path / "plan", oracle(file), (210, 312))
     with pytest.raises(InputError, match="that are multiples of 2: crop it to 210 x 312"):
         plan.windows.of(211, 312)
     monkeypatch.setattr("serfer.splitter.windows.any_size.MOST_TILES", 20)
@@ -96,7 +95,7 @@ def test_sizes_of_a_multiple_have_fewer_kinds_of_windows(exported, coarse_plan, 
 def test_a_network_of_multiples_has_a_plan_for_these_and_refuses_others(exported, tmp_path):
     file = exported(Unet)[1]
     plan = serfer.map_plan(file, "any", tmp_path / "plan", window=64)
-    assert_maps(tmp_path / "plan", file, (64, 72), (128, 300), (404, 196))
+    assert_maps(tmp_path / "plan", oracle(file), (64, 72), (128, 300), (404, 196))
     with pytest.raises(
         InputError, match=r"of 64 pixels or more that are multiples of 4 .*: crop it to 200 x 300 pixels"
     ):
@@ -184,7 +183,7 @@ def test_a_network_that_pads_to_a_multiple_has_a_plan_for_multiples(tmp_path):
     with pytest.raises(ModelError, match="depends on the image's size"):
         serfer.map_plan(file, "any", tmp_path / "plan", window=64)
     serfer.map_plan(file, "any,multiple=8", tmp_path / "plan", window=64)
-    assert_maps(tmp_path / "plan", file, (136, 200))
+    assert_maps(tmp_path / "plan", oracle(file), (136, 200))
 
 
 def test_a_module_whose_python_looks_at_the_size_is_refused_by_its_condition(tmp_path):
@@ -200,7 +199,7 @@ def outcome(case):
     """Return "exact", "refused" or "infinite", and what is wrong, if anything."""
     with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        (model, oracle), directory = network_of(case, place), Path(place, "plan")
+        (model, run), directory = network_of(case, place), Path(place, "plan")
         try:
             planned(replace(case, sizes="any", window=48), model, directory)
         except SerferError as error:
@@ -209,7 +208,7 @@ def outcome(case):
         for _ in range(SIZES):
             drawn = [(rule, rng.choice(rule.ends)) for rule in (rules.rows, rules.cols)]
             size = tuple(end.least + rule.unit * rng.choice([0, 1, 2, 5, 120 // rule.unit]) for rule, end in drawn)
-            expected = oracle(case.image(*size))
+            expected = run(case.image(*size))
             if not np.isfinite(expected).all():
                 return "infinite", ""
             expected = expected.argmax(1) if case.reduce else expected
@@ -259,13 +258,6 @@ class Gated(nn.Module):
         return self.last(x * torch.sigmoid(self.gate(torch.cat([*pooled[:3], pooled[3] / 1e4], 1))))
 
 
-def assert_as_torch(plan, net, *sizes):
-    for size in sizes:
-        with torch.inference_mode():
-            expected = net(torch.from_numpy(image(*size))).numpy()
-        assert not compared(by_windows(plan, image(*size)), expected), size
-
-
 @pytest.fixture(scope="module")
 def gated(tmp_path_factory):
     """A network that looks at the whole image in two passes, and its plan."""
@@ -278,7 +270,7 @@ def test_passes_add_up_the_statistics_of_images_of_any_size(gated):
     plan, net = gated
     rng = np.random.default_rng(0)
     sizes = [(39, 39), (40, 103), (104, 105), *rng.integers(40, 300, (3, 2)).tolist()]
-    assert_as_torch(plan, net, *map(tuple, sizes))
+    assert_maps(plan, partial(whole, net), *map(tuple, sizes))
 
 
 def test_each_unit_of_an_image_of_any_size_is_owned_by_one_window_of_a_pass(gated):

@@ -27,11 +27,8 @@ class Unet(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.enlarge, self.attributes = enlarge, attributes
-        self.first, self.second, self.third = (
-            nn.Conv2d(3, 6, 3, padding=1),
-            nn.Conv2d(6, 8, 3, padding=1),
-            nn.Conv2d(8, 8, 3, padding=2, dilation=2),
-        )
+        self.first, self.second = nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 8, 3, padding=1)
+        self.third = nn.Conv2d(8, 8, 3, padding=2, dilation=2)
         self.up_one, self.up_two = nn.ConvTranspose2d(8, 8, 2, stride=2), nn.ConvTranspose2d(8, 6, 2, stride=2)
         self.narrow = nn.Conv2d(8, 6, 1)
         self.last = nn.Conv2d(12, 4, 3, padding=1)
@@ -108,9 +105,8 @@ def test_windows_make_the_result_of_the_whole_image(exported, name, size, window
     """Random networks (test_random_maps.py) have other sizes, windows and modes of resizing."""
     net, file = exported(NETWORKS[name])
     serfer.map_plan(file, [size], tmp_path / "plan", window=window // {"a coarse map": 4}.get(name, 1))
-    batch = image(*size)
-    result, count = by_windows(tmp_path / "plan", batch)
-    expected = whole(net, batch)
+    result, count = by_windows(tmp_path / "plan", image(*size))
+    expected = whole(net, image(*size))
     assert (result.shape, count >= 12) == (expected.shape, True)
     if result.dtype == np.int64:
         assert (result != expected).mean() < 1e-3  # where the two best scores are as good as equal
@@ -118,11 +114,17 @@ def test_windows_make_the_result_of_the_whole_image(exported, name, size, window
         assert relative_error(result, expected) <= EXACT
 
 
+def check(net, size, directory, window):
+    """Compare the map of a module that is planned for images of one size with its own."""
+    serfer.map_plan(net.eval(), [size], directory, window=window)
+    result, _ = by_windows(directory, image(*size))
+    expected = whole(net, image(*size))
+    assert result.shape == expected.shape
+    assert relative_error(result, expected) <= EXACT
+
+
 def test_a_module_is_exported_for_images_of_any_size(tmp_path):
-    net = NETWORKS["bilinear to a size"]().eval()
-    serfer.map_plan(net, [(128, 160)], tmp_path / "plan", window=64)
-    result, _ = by_windows(tmp_path / "plan", image(128, 160))
-    assert relative_error(result, whole(net, image(128, 160))) <= EXACT
+    check(NETWORKS["bilinear to a size"](), (128, 160), tmp_path / "plan", 64)
 
 
 def test_an_image_of_many_windows_has_nine_kinds(exported, tmp_path):
@@ -248,10 +250,9 @@ class Doubtful(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.first, self.last = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 1, 3, padding=1)
-        self.shift = 0.0
-        checked = np.random.default_rng(0).standard_normal((1, 3, *size), dtype=np.float32)
+        self.shift, self.checked = 0.0, np.random.default_rng(0).standard_normal((1, 3, *size), dtype=np.float32)
         with torch.inference_mode():
-            self.shift = float(self._scores(torch.from_numpy(checked)).max()) + 7
+            self.shift = float(self._scores(torch.from_numpy(self.checked)).max()) + 7
 
     def _scores(self, image):
         maps = self.first(image)
@@ -268,8 +269,7 @@ class TestProbabilitiesNearZero:
 
     def test_rounding_before_the_sigmoid_is_no_difference(self, tmp_path):
         network = Doubtful(self.size).eval()
-        image = np.random.default_rng(0).standard_normal((1, 3, *self.size), dtype=np.float32)
-        assert network(torch.from_numpy(image)).max() < 0.001
+        assert whole(network, network.checked).max() < 0.001
         serfer.map_plan(network, [self.size], tmp_path / "plan", window=32)
 
     def test_a_window_with_other_scores_is(self, tmp_path, monkeypatch):
@@ -316,12 +316,7 @@ class OnlySmall(nn.Conv2d):
 
 
 def test_a_module_that_looks_at_the_images_size_is_planned_as_it_treats_images_of_that_size(tmp_path):
-    net, size = Branching().eval(), (452, 414)  # of 192 to 255 pixels an image is small, and wider than high
-    serfer.map_plan(net, [size], tmp_path / "plan", window=96)
-    batch = image(*size)
-    got, _ = by_windows(tmp_path / "plan", batch)
-    assert got.shape == (1, 2, *size)
-    assert relative_error(got, whole(net, batch)) <= EXACT
+    check(Branching(), (452, 414), tmp_path / "plan", 96)  # of 192 to 255 pixels an image is small, wider than high
 
 
 def test_what_a_module_does_to_images_that_no_memory_holds_is_planned(tmp_path):
@@ -336,8 +331,4 @@ def test_what_a_module_does_only_to_large_images_is_refused_by_its_own_reason(tm
 
 
 def test_the_check_takes_a_larger_image_where_the_network_does_not_take_a_small_one(tmp_path):
-    net = nn.Conv2d(3, 2, 3, dilation=120).eval()  # looks at 241 pixels: 219 are too few
-    serfer.map_plan(net, [(475, 475)], tmp_path / "plan", window=64)
-    batch = image(475, 475)
-    got, _ = by_windows(tmp_path / "plan", batch)
-    assert relative_error(got, whole(net, batch)) <= EXACT
+    check(nn.Conv2d(3, 2, 3, dilation=120), (475, 475), tmp_path / "plan", 64)  # 241 pixels: 219 are too few

@@ -19,6 +19,7 @@ from serfer.splitter.network.graph import STATISTICS, Graph, Node, Statistic
 from serfer.splitter.windows.sections import Prices, Section, _cheapest, sections_of
 from tests.splitter.models import Net
 from tests.splitter.windows.random_maps import Drawn
+from tests.splitter.windows.test_map_plan import image
 from tests.splitter.windows.test_random_maps import by_windows, session
 
 EXACT = 1e-5
@@ -35,12 +36,12 @@ def network():
 def pyramid(halvings=2, mode="linear"):
     """Two halvings, rounded up, and back to the size of what was halved."""
     net = network()
-    image, channels = net.name, net.channels
+    first, channels = net.name, net.channels
     for _ in range(halvings):
         net.conv((3, 3), pads=[1, 1, 1, 1], strides=[2, 2])
-    sides = [net.side(axis, image) for axis in (2, 3)]
+    sides = [net.side(axis, first) for axis in (2, 3)]
     net.then("Resize", "", "", net.op("Concat", [1, net.channels], *sides, axis=0), mode=mode)
-    net.then("Concat", image, axis=1)
+    net.then("Concat", first, axis=1)
     net.channels += channels
     net.conv((3, 3), pads=[1, 1, 1, 1])
     return net
@@ -77,8 +78,7 @@ def fitted():
 def dead_lines(*lines):
     """Select all columns, some replaced by the ones before them."""
     net = network()
-    ends = net.constant(np.int64(0)), net.op("Squeeze", net.side(3)), net.constant(np.int64(1))
-    numbers = net.op("Range", *ends)
+    numbers = net.op("Range", 0, net.op("Squeeze", net.side(3)), 1)
     for line in lines:
         numbers = net.op("Where", net.op("Equal", numbers, [line]), [line - 1], numbers)
     net.then("Gather", numbers, axis=3)
@@ -95,9 +95,9 @@ def check(net, place):
     """Compare the maps of all sizes that the plan in `place` is for with the network's."""
     oracle, windows = session(place / "net.onnx"), load_plan(place / "plan").windows
     for height, width in product([axis.size for axis in windows.heights], [axis.size for axis in windows.widths]):
-        image = np.random.default_rng(height + width).standard_normal((1, net.first, height, width), dtype=np.float32)
-        [expected] = oracle.run(None, {"x": image})
-        assert relative_error(by_windows(place / "plan", image), expected) <= EXACT
+        batch = image(height, width, net.first)
+        [expected] = oracle.run(None, {"x": batch})
+        assert relative_error(by_windows(place / "plan", batch), expected) <= EXACT
 
 
 @pytest.mark.parametrize("how", ["height", "larger side", "large weights"])
@@ -162,8 +162,7 @@ def test_an_operator_without_a_rule_is_not_said_to_look_at_the_whole_image(net, 
 
 def test_an_operator_on_five_axes_says_so(net, tmp_path):
     x = net.op("Unsqueeze", net.conv("x", 3, 4, [3, 3]), [1])
-    weight = net.constant(net.floats(1, 1, 3, 3, 3))
-    x = net.op("Conv", x, weight, kernel_shape=[3, 3, 3], pads=[1] * 6)
+    x = net.op("Conv", x, net.floats(1, 1, 3, 3, 3), kernel_shape=[3, 3, 3], pads=[1] * 6)
     x = net.op("Squeeze", x, [1])
     assert "there is no rule for windows of tensors of 5 axes" in refusal(net, tmp_path, x)
 
@@ -181,8 +180,8 @@ def test_images_that_are_too_small_and_outputs_that_are_not_maps_or_end_far_apar
     x = net.conv("x", 3, 4, [3, 3])
     text = refusal(net, tmp_path, x, net.op("Flatten", net.op("GlobalAveragePool", x)))
     assert "a map plan needs outputs that are maps, (N, C, H, W) or (N, H, W), and this network has" in text
-    ends = [net.constant(np.array([each])) for each in (0, -150, 2)]
-    text = refusal(net, tmp_path, net.op("Relu", x), net.op("Slice", x, *ends), size=(600, 300), window=64)
+    cut = net.op("Slice", x, [0], [-150], [2])
+    text = refusal(net, tmp_path, net.op("Relu", x), cut, size=(600, 300), window=64)
     assert "the outputs cover parts of the image that are too different" in text
 
 

@@ -29,9 +29,6 @@ class Drawn(Net):
     def flip(self):
         return self.draw(st.booleans())
 
-    def ints(self, *values):
-        return self.constant(np.array(values, np.int64))
-
     def note(self, *words):
         self.story.append(" ".join(str(word) for word in (*words, "->", self.shape)))
 
@@ -104,8 +101,8 @@ class Drawn(Net):
         self.note(kind)
 
     def step_batch_norm(self):
-        scale, bias, mean = (self.constant(self.floats(self.shape[0])) for _ in range(3))
-        self.then("BatchNormalization", scale, bias, mean, np.abs(self.floats(self.shape[0])) + 0.5)
+        channels = self.shape[0]
+        self.then("BatchNormalization", *self.floats(3, channels), np.abs(self.floats(channels)) + 0.5)
         self.note("batch norm")
 
     def step_residual(self):
@@ -131,7 +128,7 @@ class Drawn(Net):
         mode = self.draw(st.sampled_from(["constant", "reflect", "edge"]))
         top, left, bottom, right = (self.number(0, 2) for _ in "tlbr")
         channels = self.number(0, 1) if mode == "constant" else 0
-        amounts = self.ints(0, channels, top, left, 0, 0, bottom, right)
+        amounts = [0, channels, top, left, 0, 0, bottom, right]
         shape = (self.shape[0] + channels, self.shape[1] + top + bottom, self.shape[2] + left + right)
         self.then("Pad", amounts, *([0.5] if mode == "constant" else []), shape=shape, mode=mode)
         self.note("pad", mode, (channels, top, left, bottom, right))
@@ -144,14 +141,13 @@ class Drawn(Net):
             stop = size - self.number(0, 1) if size - start > (SMALLEST + 1) * step else size
             starts.append(start), stops.append(stop), steps.append(step)
             shape.append(-(-(stop - start) // step))
-        self.then("Slice", *([*values] for values in (starts, stops, [1, 2, 3], steps)), shape=shape)
+        self.then("Slice", starts, stops, [1, 2, 3], steps, shape=shape)
         self.note("slice", starts, stops, steps)
 
     def step_split(self):
         if self.shape[0] > 1:
             first = self.number(1, self.shape[0] - 1)
-            right = f"r{len(self.nodes) + 1}"
-            left = self.op("Split", self.name, [first, self.shape[0] - first], others=[right], axis=1)
+            left, right = self.op("Split", self.name, [first, self.shape[0] - first], outputs=2, axis=1)
             self.name = self.op("Concat", right, self.op("Relu", left), axis=1)
             self.note("split", first)
 
@@ -162,7 +158,7 @@ class Drawn(Net):
             self.then("Transpose", perm=[0, 2, 1, 3, 4])
             self.then("Reshape", [0, channels, rows, cols])
         else:
-            self.then("Gather", [*self.random.permutation(channels)], axis=1)
+            self.then("Gather", self.random.permutation(channels), axis=1)
         self.note("shuffle")
 
     def step_squeeze_and_excite(self):
@@ -221,7 +217,7 @@ class Drawn(Net):
         strides = [-(-size // before) for size, before in zip((rows, cols), self.shape[1:], strict=True)]
         kernel, dilations = [self.number(1, 4) for _ in "hw"], [self.number(1, 2) for _ in "hw"]
         group = channels if self.flip() else 1
-        weight = self.constant(self.floats(channels, 4 // group or 1, *kernel) / np.float32(np.sqrt(channels)))
+        weight = self.floats(channels, 4 // group or 1, *kernel) / np.sqrt(channels)
         window = {"kernel_shape": kernel, "strides": strides, "dilations": dilations, "group": group}
         shape = (group * (4 // group or 1), rows, cols)
         pads = {"auto_pad": self.draw(st.sampled_from(["NOTSET", "SAME_UPPER"])), "output_shape": [rows, cols]}
@@ -253,12 +249,11 @@ class Drawn(Net):
     def step_instance_norm(self):
         channels = self.shape[0]
         if self.flip():
-            self.then("InstanceNormalization", *(self.floats(channels) for _ in "sb"), epsilon=0.1)
+            self.then("InstanceNormalization", *self.floats(2, channels), epsilon=0.1)
         else:
             groups, shape = self.draw(st.sampled_from([n for n in (1, 2, channels) if channels % n == 0])), self.shape
             self.then("Reshape", [0, groups, -1])
-            values = (self.constant(np.full(groups, value, np.float32)) for value in (1, 0))
-            self.then("InstanceNormalization", *values, epsilon=0.1)
+            self.then("InstanceNormalization", np.ones(groups), np.zeros(groups), epsilon=0.1)
             self.then("Reshape", [0, *shape], shape=shape)
         self.note("instance norm")
 

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from serfer.core.errors import ModelError, NotFiniteError, PlanWarning, QueryError, UsageError
 from serfer.core.plan.answers import shaped
@@ -22,68 +22,30 @@ from serfer.splitter.whole import whole_plan
 from serfer.storage.memory import MemoryStore
 from serfer.variants.quantising import with_quantised
 from tests.splitter.models import Net, opened
+from tests.splitter.test_random_tails import Tailed
 
 
-def recurrent(size=8, opset=20, *, batch="N"):
+def recurrent(size=8, **options):
     """A convolution whose rows an LSTM reads; the output has no images on its first axis, (rows, 1, 5)."""
-    net = Net(2, size, size, opset=opset, batch=batch)
-    x = net.op("Relu", net.conv("x", 2, 4, 3))
-    rows = net.op("Transpose", x, perm=[2, 0, 1, 3])
+    net = Net(2, size, size, **options)
+    rows = net.op("Transpose", net.op("Relu", net.conv("x", 2, 4, 3)), perm=[2, 0, 1, 3])
     rows = net.op("Reshape", rows, [size, 1, 4 * size])
-    weights = net.constant(net.floats(1, 20, 4 * size)), net.constant(net.floats(1, 20, 5))
-    net.op("LSTM", rows, *weights, output="all", others=["last"], hidden_size=5)
-    return net
-
-
-def recurrent_model(**options):
-    net = recurrent(**options)
-    axes = [net.constant(np.array([1]))] if net.opset > 12 else []
-    net.op("Squeeze", "all", *axes, output="rows", **({} if axes else {"axes": [1]}))
-    return net.model(("rows", TensorProto.FLOAT, 3), ("last", TensorProto.FLOAT, 3))
-
-
-def branching():
-    """An If whose branches read a constant and a tensor from around them."""
-    net = Net(1, 4, 4)
-    flat = net.linear(net.flat("x"), 16, 3)
-    weight = net.constant(net.floats(3))
-    total = net.op("ReduceSum", flat, keepdims=0)
-    positive = net.op("Greater", total, 0.0)
-
-    def branch(kind, name):
-        node = helper.make_node(kind, [flat, weight], [name], name=name)
-        return helper.make_graph([node], name, [], [helper.make_tensor_value_info(name, TensorProto.FLOAT, None)])
-
-    chosen = net.op("If", positive, then_branch=branch("Mul", "then"), else_branch=branch("Sub", "else"))
-    return net.model(chosen, dims=("N", 3))
-
-
-def foreign():
-    """An operator of another domain that ONNX Runtime's processor provider has."""
-    net = Net(1, 4, 4)
-    out = net.op("FastGelu", net.linear(net.flat("x"), 16, 3), domain="com.microsoft")
-    return net.model(out, domains=["com.microsoft"])
-
-
-def in_8_bits():
-    net = Net(3, 8, 8)
-    quantised = net.op("DynamicQuantizeLinear", "x", others=["scale", "zero"])
-    weight = net.constant(net.random.integers(0, 255, (4, 3, 3, 3), dtype=np.uint8))
-    sums = net.op("ConvInteger", quantised, weight, "zero", kernel_shape=[3, 3])
-    scores = net.op("Mul", net.op("Cast", sums, to=TensorProto.FLOAT), "scale")
-    return net.model(net.linear(net.flat(scores), 144, 5))
+    weights = net.floats(1, 20, 4 * size), net.floats(1, 20, 5)
+    states, last = net.op("LSTM", rows, *weights, outputs=2, hidden_size=5)
+    axes, attributes = ([[1]], {}) if net.opset > 12 else ([], {"axes": [1]})
+    return net.model(
+        (net.op("Squeeze", states, *axes, **attributes), TensorProto.FLOAT, 3), (last, TensorProto.FLOAT, 3)
+    )
 
 
 def quantised_in_part():
     """Quantised activations behind a convolution in float32."""
     net = Net(3, 8, 8)
-    step, zero = net.constant(np.float32(0.05)), net.constant(np.uint8(120))
-    wide = net.conv("x", 3, 4, [3, 3])
-    inexact = net.op("DequantizeLinear", net.op("QuantizeLinear", wide, step, zero), step, zero)
-    weight = net.constant(net.random.integers(-9, 9, (4, 4, 3, 3), dtype=np.int8))
-    plain = net.op("DequantizeLinear", weight, 0.1, np.int8(0))
-    sums = net.op("Conv", inexact, plain, kernel_shape=[3, 3])
-    again = net.op("DequantizeLinear", net.op("QuantizeLinear", sums, step, zero), step, zero)
+    step = 0.05, np.uint8(120)
+    inexact = net.op("DequantizeLinear", net.op("QuantizeLinear", net.conv("x", 3, 4, [3, 3]), *step), *step)
+    weight = net.random.integers(-9, 9, (4, 4, 3, 3), dtype=np.int8)
+    sums = net.op("Conv", inexact, net.op("DequantizeLinear", weight, 0.1, np.int8(0)), kernel_shape=[3, 3])
+    again = net.op("DequantizeLinear", net.op("QuantizeLinear", sums, *step), *step)
     return net.model(net.linear(net.flat(again), 64, 5))
 
 
@@ -96,12 +58,9 @@ def normalised_in_double():
 
 
 WHOLE = {
-    "LSTM": recurrent_model,
-    "opset 11": lambda: recurrent_model(opset=11),
-    "a batch of 1": lambda: recurrent_model(batch=1),
-    "If": branching,
-    "com.microsoft": foreign,
-    "8 bits": in_8_bits,
+    **{tail: Tailed(5, tail).whole for tail in ("lstm", "branch", "foreign", "8_bits")},
+    "opset 11": lambda: recurrent(opset=11),
+    "a batch of 1": lambda: recurrent(batch=1),
     "8 bits in part": quantised_in_part,
     "mixes images": normalised_in_double,
 }
@@ -116,6 +75,10 @@ def own_answers(path, batch):
         np.stack([value[0] if value.shape[0] == 1 else value for value in values])
         for values in zip(*answers, strict=True)
     ]
+
+
+def noise(*shape):
+    return np.random.default_rng(1).standard_normal(shape, dtype=np.float32)
 
 
 def values(answer):
@@ -147,8 +110,7 @@ def test_a_whole_plan_has_the_files_own_answers_bit_for_bit(make, saved, tmp_pat
     assert (len(plan.stages), plan.tasks) == (1, 1)
     assert load_plan(tmp_path / "plan") == plan
     check_artefacts(plan, tmp_path / "plan")
-    shape = plan.input
-    batch = np.random.default_rng(1).standard_normal((3, shape.channels, shape.height, shape.width), dtype=np.float32)
+    batch = noise(3, plan.input.channels, plan.input.height, plan.input.width)
     expected = own_answers(path, batch)
     for got, own in zip(values(run_tiles(plan, tmp_path / "plan", batch)), expected, strict=True):
         assert got.shape == own.shape
@@ -157,10 +119,10 @@ def test_a_whole_plan_has_the_files_own_answers_bit_for_bit(make, saved, tmp_pat
 
 @pytest.mark.parametrize("weights", ["zip", "fetched"])
 def test_workers_compute_a_whole_plan_wherever_its_weights_are(weights, saved, tmp_path):
-    path = saved(recurrent_model(size=16))
+    path = saved(recurrent(size=16))
     plan = whole_plan(path, out=tmp_path / "plan", weights=weights)
     assert plan.stages[0].functions[0].weights.bytes >= 20 * 64 * 4
-    batch = np.random.default_rng(1).standard_normal((2, 2, 16, 16), dtype=np.float32)
+    batch = noise(2, 2, 16, 16)
     with opened(tmp_path / "plan") as pipeline:
         got = values(pipeline.run(batch))
     for value, own in zip(got, own_answers(path, batch), strict=True):
@@ -180,11 +142,9 @@ def found_boxes(most=20):
     net = Net(2, 12, 12)
     x = net.op("Relu", net.conv("x", 2, 4, 3, strides=[2, 2]))
     head = net.op("Reshape", net.conv(x, 4, 6, 1), [0, 6, 36])
-    bounds = [net.constant(np.array([value])) for value in (0, 4, 6, 1)]
-    boxes = net.op("Transpose", net.op("Slice", head, bounds[0], bounds[1], bounds[3]), perm=[0, 2, 1])
-    scores = net.op("Sigmoid", net.op("Slice", head, bounds[1], bounds[2], bounds[3]))
-    limits = net.constant(np.array([most])), net.constant(np.float32([0.4])), net.constant(np.float32([0.7]))
-    chosen = net.op("NonMaxSuppression", boxes, scores, *limits, output="chosen")
+    boxes = net.op("Transpose", net.op("Slice", head, [0], [4], [1]), perm=[0, 2, 1])
+    scores = net.op("Sigmoid", net.op("Slice", head, [4], [6], [1]))
+    chosen = net.op("NonMaxSuppression", boxes, scores, [most], [0.4], [0.7], output="chosen")
     position = net.op("Gather", chosen, 2, axis=1)
     flat = net.op("Squeeze", boxes, [0])
     return net.model(
@@ -222,7 +182,7 @@ def test_an_output_has_each_images_own_size(way, saved, tmp_path):
         assert [plan.stages[number].grid.tiles for number in (0, -1)] == [4, 1]
         assert "(NonMaxSuppression)" in plan.why
     assert [tensor.dims for tensor in plan.output_tensors] == [(36, 4), (36, 3), (), ()]
-    batch = np.random.default_rng(1).standard_normal((3, 2, 12, 12), dtype=np.float32)
+    batch = noise(3, 2, 12, 12)
     check_sizes(plan, tmp_path / "plan", path, batch * np.float32([[[[0.01]]], [[[1]]], [[[10]]]]))
 
 
@@ -240,17 +200,14 @@ def test_positions_of_values_are_an_output(saved, tmp_path):
     path = saved(net.model((found, TensorProto.INT64, 2)))
     plan = whole_plan(path, out=tmp_path / "plan")
     assert plan.output_tensors[0].dims == (16, 4)
-    batch = np.random.default_rng(1).standard_normal((1, 1, 4, 4), dtype=np.float32)
-    answer = run_tiles(plan, tmp_path / "plan", batch)
-    assert np.array_equal(answer[found], own_answers(path, batch)[0])
+    answer = run_tiles(plan, tmp_path / "plan", noise(1, 1, 4, 4))
+    assert np.array_equal(answer[found], own_answers(path, noise(1, 1, 4, 4))[0])
 
 
 def test_an_answer_that_is_kept_has_its_size(saved, tmp_path):
     plan = whole_plan(saved(found_boxes()), out=tmp_path / "plan")
     cache = ResultCache(MemoryStore(), plan, 60.0)
-    answer = run_tiles(
-        plan, tmp_path / "plan", np.random.default_rng(1).standard_normal((1, 2, 12, 12), dtype=np.float32)
-    )
+    answer = run_tiles(plan, tmp_path / "plan", noise(1, 2, 12, 12))
     key = cache.key([b"question"])
     cache.keep(key, answer)
     kept = cache.find(key, 1)
@@ -262,7 +219,7 @@ def test_a_network_that_is_quantised_in_part_runs_as_it_is_on_any_grid(saved, tm
     with pytest.warns(PlanWarning, match=r"no stage can be spread 2x2: \d+ operators run as given, .* because of '"):
         plan = split(path, out=tmp_path / "plan", grids="2x2")
     assert "answers differ between processors" in plan.why
-    batch = np.random.default_rng(1).standard_normal((3, 3, 8, 8), dtype=np.float32)
+    batch = noise(3, 3, 8, 8)
     assert np.array_equal(run_tiles(plan, tmp_path / "plan", batch), own_answers(path, batch)[0])
 
 
@@ -282,19 +239,19 @@ def test_a_module_that_takes_one_image_at_a_time_is_split(tmp_path):
 def test_a_part_with_more_weights_than_a_model_holds_is_refused(saved, tmp_path, monkeypatch):
     monkeypatch.setattr(as_is, "MOST_BYTES", 1000)
     with pytest.raises(ModelError, match=r"5,120 bytes of weights, more than the 1,000 that one task can have"):
-        whole_plan(saved(recurrent_model(size=16)), out=tmp_path / "plan")
+        whole_plan(saved(recurrent(size=16)), out=tmp_path / "plan")
 
 
 def test_the_process_that_measures_reads_no_module_of_the_working_directory(saved, tmp_path, monkeypatch):
     (tmp_path / "json.py").write_text("raise SystemExit('not the library')")
     monkeypatch.chdir(tmp_path)
-    plan = whole_plan(saved(recurrent_model()), out=tmp_path / "there" / "plan")
+    plan = whole_plan(saved(recurrent()), out=tmp_path / "there" / "plan")
     assert "measured here on one thread" in plan.why
     assert plan.stages[0].tiles[0].serial_ms > 0
 
 
 def test_a_network_that_runs_as_it_is_has_no_form_in_8_bits(saved, tmp_path):
-    plan = whole_plan(saved(recurrent_model()), out=tmp_path / "plan")
+    plan = whole_plan(saved(recurrent()), out=tmp_path / "plan")
     with pytest.raises(ModelError, match="cannot be quantised: a part of it runs as it was given"):
         with_quantised(plan, tmp_path / "plan", None, tmp_path / "int8")
 
@@ -302,13 +259,12 @@ def test_a_network_that_runs_as_it_is_has_no_form_in_8_bits(saved, tmp_path):
 def not_finite(kind):
     """A convolution and classes whose scores of noise are not finite, as `kind` says: at times, always or in part."""
     net = Net(2, 8, 8)
-    mean = net.flat(net.op("GlobalAveragePool", net.conv("x", 2, 4, [3, 3])))
-    net.constants[0].CopyFrom(onnx.numpy_helper.from_array(np.abs(net.floats(4, 2, 3, 3)), "w0"))
+    weight, bias = np.abs(net.floats(4, 2, 3, 3)), np.zeros(4) if kind == "negative" else net.floats(4)
+    mean = net.flat(net.op("GlobalAveragePool", net.op("Conv", "x", weight, bias)))
     if kind == "negative":
-        net.constants[1].CopyFrom(onnx.numpy_helper.from_array(np.zeros(4, np.float32), "w1"))
         return net.model(net.op("Log", mean), dims=("N", 4))
     limits = [np.nan] * 4 if kind == "always" else [0, -np.inf, 0, np.inf]
-    return net.model(net.op("Add", mean, np.float32(limits)), dims=("N", 4))
+    return net.model(net.op("Add", mean, limits), dims=("N", 4))
 
 
 @pytest.mark.parametrize("kind", ["negative", "always", "in part"])
@@ -320,7 +276,7 @@ def test_a_network_whose_answers_to_noise_are_not_finite_has_a_plan(make, kind, 
         plan = make(path, out=tmp_path / "plan")
     told = [str(item.message) for item in caught if issubclass(item.category, (PlanWarning, RuntimeWarning))]
     assert ["are NaN or infinite" in text for text in told] == ([] if kind == "negative" else [True])
-    batch = np.abs(np.random.default_rng(1).standard_normal((2, 2, 8, 8), dtype=np.float32))
+    batch = np.abs(noise(2, 2, 8, 8))
     [expected] = own_answers(path, batch)
     np.testing.assert_allclose(run_tiles(plan, tmp_path / "plan", batch), expected, rtol=1e-5)
     with opened(tmp_path / "plan") as pipeline:

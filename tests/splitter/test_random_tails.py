@@ -37,19 +37,21 @@ FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 class Tailed(Net):
     """Some convolutions on a small map, and behind them operators that cannot be split, drawn by a seed."""
 
-    def __init__(self, seed):
+    def __init__(self, seed, tail=None):
         self.draw = np.random.default_rng(seed)
         super().__init__(2, *(int(side) for side in self.draw.integers(8, 14, 2)), seed=seed)
-        self.outputs = []
-        self.domains = []
+        self.outputs, self.domains = [], []
         x, self.shape = "x", (2, *self.size[1:])
         for _ in range(self.draw.integers(0, 3)):
             x = self.step_conv(x)
         if self.draw.random() < 0.3 and x != "x":
             self.outputs.append((self.op("Sigmoid", x), FLOAT, 4))
         self.before = x
-        self.tail = self.draw.choice([name for name in dir(self) if name.startswith("tail_")])
-        getattr(self, self.tail)(x)
+        self.tail = tail or self.draw.choice(TAILS)
+        getattr(self, f"tail_{self.tail}")(x)
+
+    def whole(self):
+        return self.model(*self.outputs, domains=self.domains)
 
     def step_conv(self, x):
         channels, stride = int(self.draw.integers(2, 5)), int(self.draw.integers(1, 3))
@@ -58,9 +60,6 @@ class Tailed(Net):
         self.shape = (channels, -(-height // stride), -(-width // stride))
         return made
 
-    def ints(self, *values):
-        return self.constant(np.array(values, dtype=np.int64))
-
     def then(self, x):
         """End with a map that what could not be split gave: more operators, the map from before among them."""
         if self.draw.random() < 0.5:
@@ -68,27 +67,23 @@ class Tailed(Net):
         if self.draw.random() < 0.7:
             x = self.step_conv(x)
         if self.draw.random() < 0.4:
-            x = self.op("Flatten", self.op("GlobalAveragePool", x), axis=1)
+            x = self.flat(self.op("GlobalAveragePool", x))
         self.outputs.append((x, FLOAT, 4 if "Flatten" not in self.nodes[-1].op_type else 2))
 
-    def rows(self, x):
-        """Return the rows of a map one after the other, (rows, 1, features), and how many features each has."""
-        channels, height, width = self.shape
-        moved = self.op("Transpose", x, perm=[2, 0, 1, 3])
-        return self.op("Reshape", moved, [height, 1, channels * width]), channels * width
-
-    def recurrent(self, x, kind, gates, directions):
-        rows, features = self.rows(x)
-        weights = [self.constant(self.floats(directions, 3 * gates, size) / 4) for size in (features, 3)]
+    def recurrent(self, x, kind, gates):
+        """Read the rows of a map one after the other, in one direction or both."""
+        directions, (channels, height, width) = int(self.draw.integers(1, 3)), self.shape
+        rows = self.op("Reshape", self.op("Transpose", x, perm=[2, 0, 1, 3]), [height, 1, channels * width])
+        weights = [self.floats(directions, 3 * gates, size) / 4 for size in (channels * width, 3)]
         direction = "bidirectional" if directions > 1 else "forward"
-        out = self.op(kind, rows, *weights, others=["last"], hidden_size=3, direction=direction)
-        self.outputs += [(out, FLOAT, 4)] + [("last", FLOAT, 3)] * int(self.draw.integers(0, 2))
+        states, last = self.op(kind, rows, *weights, outputs=2, hidden_size=3, direction=direction)
+        self.outputs += [(states, FLOAT, 4)] + [(last, FLOAT, 3)] * int(self.draw.integers(0, 2))
 
     def tail_lstm(self, x):
-        self.recurrent(x, "LSTM", 4, int(self.draw.integers(1, 3)))
+        self.recurrent(x, "LSTM", 4)
 
     def tail_gru(self, x):
-        self.recurrent(x, "GRU", 3, int(self.draw.integers(1, 3)))
+        self.recurrent(x, "GRU", 3)
 
     def tail_attention(self, x):
         channels, height, width = self.shape
@@ -125,8 +120,7 @@ class Tailed(Net):
             [helper.make_tensor_value_info("on", BOOL, []), helper.make_tensor_value_info("next", FLOAT, shape)],
             [onnx.numpy_helper.from_array(np.float32(0.5), "half")],
         )
-        turns = self.constant(np.int64(self.draw.integers(1, 4)))
-        self.then(self.op("Loop", turns, np.ones((), bool), x, body=body))
+        self.then(self.op("Loop", self.draw.integers(1, 4), np.ones((), bool), x, body=body))
 
     def tail_branch(self, x):
         scale = self.constant(self.floats(1, self.shape[0], 1, 1))
@@ -145,29 +139,29 @@ class Tailed(Net):
 
     def tail_order(self, x):
         """The second result of an operator, whole numbers."""
-        values = self.op("TopK", x, [2], others=["at"], axis=1)
-        self.outputs += [(values, FLOAT, 4), ("at", INT64, 4)]
+        values, at = self.op("TopK", x, [2], outputs=2, axis=1)
+        self.outputs += [(values, FLOAT, 4), (at, INT64, 4)]
 
     def tail_8_bits(self, x):
         channels, height, width = self.shape
-        quantised = self.op("DynamicQuantizeLinear", self.op("Flatten", x, axis=1), others=["scale", "zero"])
-        weight = self.constant(self.draw.integers(0, 9, (channels * height * width, 4), dtype=np.uint8))
-        sums = self.op("Cast", self.op("MatMulInteger", quantised, weight, "zero"), to=FLOAT)
-        self.outputs.append((self.op("Mul", sums, "scale"), FLOAT, 2))
+        quantised, scale, zero = self.op("DynamicQuantizeLinear", self.flat(x), outputs=3)
+        weight = self.draw.integers(0, 9, (channels * height * width, 4), dtype=np.uint8)
+        sums = self.op("Cast", self.op("MatMulInteger", quantised, weight, zero), to=FLOAT)
+        self.outputs.append((self.op("Mul", sums, scale), FLOAT, 2))
 
     def tail_unpooled(self, x):
-        channels, height, width = self.shape
-        pooled = self.op("MaxPool", x, others=["at"], kernel_shape=[2, 2], strides=[2, 2])
-        whole = self.ints(1, channels, height, width)
-        self.then(self.op("MaxUnpool", pooled, "at", whole, kernel_shape=[2, 2], strides=[2, 2]))
+        pooled, at = self.op("MaxPool", x, outputs=2, kernel_shape=[2, 2], strides=[2, 2])
+        self.then(self.op("MaxUnpool", pooled, at, [1, *self.shape], kernel_shape=[2, 2], strides=[2, 2]))
 
     def tail_foreign(self, x):
         self.domains = ["com.microsoft"]
         self.then(self.op("QuickGelu", x, domain="com.microsoft"))
 
     def tail_sequence(self, x):
-        parts = self.op("SplitToSequence", x, axis=1)
-        self.then(self.op("ConcatFromSequence", parts, axis=1))
+        self.then(self.op("ConcatFromSequence", self.op("SplitToSequence", x, axis=1), axis=1))
+
+
+TAILS = [name.removeprefix("tail_") for name in dir(Tailed) if name.startswith("tail_")]
 
 
 def source_of(model):
@@ -210,7 +204,7 @@ def decide(graph):
 def check(seed):
     net = Tailed(seed)
     note(f"seed {seed}: {net.tail}, {[node.op_type for node in net.nodes]}")
-    model = net.model(*net.outputs, domains=net.domains)
+    model = net.whole()
     batch = net.batch_of(3)
     source = source_of(model)
     graph, alone = read(source, batch[:1])
@@ -251,5 +245,4 @@ def test_two_thousand_networks_with_tails(seed):
 
 @pytest.mark.exact
 def test_every_kind_of_tail_is_drawn():
-    tails = {Tailed(seed).tail for seed in range(200)}
-    assert tails == {name for name in dir(Tailed) if name.startswith("tail_")}
+    assert {Tailed(seed).tail for seed in range(200)} == {*TAILS}

@@ -32,7 +32,7 @@ def attention(net, x):
 
 def group_normalised(net, x):
     groups = net.op("Reshape", x, [0, 2, -1])
-    groups = net.op("InstanceNormalization", groups, np.ones(2, np.float32), np.zeros(2, np.float32))
+    groups = net.op("InstanceNormalization", groups, np.ones(2), np.zeros(2))
     return net.op("Mul", net.op("Reshape", groups, [0, 4, *SIZE]), net.floats(4, 1, 1))
 
 

@@ -157,7 +157,7 @@ NORM_EXACT = 5e-6
 def instance_norm(net, x, groups):
     """Norm groups of the channels as they are exported: as images of so many channels, of one row."""
     folded = net.op("Reshape", x, [0, groups, -1])
-    normed = net.op("InstanceNormalization", folded, np.ones(groups, np.float32), np.zeros(groups, np.float32))
+    normed = net.op("InstanceNormalization", folded, np.ones(groups), np.zeros(groups))
     return folded, net.op("Reshape", normed, [0, 6, *SIZE])
 
 

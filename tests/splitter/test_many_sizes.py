@@ -52,10 +52,8 @@ def everything():
     net = Net(3, "H", "W")
     small = backbone(net)
     net.op("Identity", small, output="small")
-    scales = net.constant(np.array([1, 1, 8, 8], np.float32))
-    net.op("Resize", small, "", scales, mode="nearest", output="map")
-    rows = net.op("ReduceMean", small, [2], keepdims=0)
-    net.op("Transpose", rows, perm=[0, 2, 1], output="sequence")
+    net.op("Resize", small, "", [1.0, 1.0, 8.0, 8.0], mode="nearest", output="map")
+    net.op("Transpose", net.op("ReduceMean", small, [2], keepdims=0), perm=[0, 2, 1], output="sequence")
     net.op("Reshape", small, [0, 5, -1], output="cells")
     net.linear(net.flat(net.op("GlobalAveragePool", small)), 5, 7)
     net.nodes[-1].output[:] = ["classes"]
@@ -170,8 +168,7 @@ def sized_by_data():
 def enlarged():
     """A map of one and a half times the size, which is rounded otherwise than by strides."""
     net = Net(3, "H", "W")
-    scales = net.constant(np.array([1, 1, 1.5, 1.5], np.float32))
-    return net.model(net.op("Resize", "x", "", scales, mode="nearest"), dims=[None] * 4)
+    return net.model(net.op("Resize", "x", "", [1, 1, 1.5, 1.5], mode="nearest"), dims=[None] * 4)
 
 
 @pytest.mark.parametrize(

@@ -95,11 +95,10 @@ def test_any_form_of_the_input_gives_what_the_file_gives(folder, axes, dtype, ba
 
 def test_a_network_of_one_image_with_its_pre_and_postprocessing(tmp_path):
     net = Net(3, *SIZE)
-    first = net.constant(np.array([0]))
     x = net.op("Div", net.op("Cast", "x", to=onnx.TensorProto.FLOAT), 255.0)
-    x = net.op("Unsqueeze", net.op("Transpose", x, perm=[2, 0, 1]), first)
+    x = net.op("Unsqueeze", net.op("Transpose", x, perm=[2, 0, 1]), [0])
     scores = net.conv(x, 3, 4, 3)
-    mask = net.op("Squeeze", net.op("ArgMax", scores, axis=1, keepdims=0), first)
+    mask = net.op("Squeeze", net.op("ArgMax", scores, axis=1, keepdims=0), [0])
     mask = net.op("Cast", mask, to=onnx.TensorProto.UINT8)
     path = save(net, mask, tmp_path, "uint8", (*SIZE, 3), made=SIZE, gives="uint8")
     plan = serfer.split(path, out=tmp_path / "plan", grids=(2, 2))

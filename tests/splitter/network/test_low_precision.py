@@ -23,20 +23,18 @@ class Quantised(Net):
     """Builds networks as ONNX Runtime's quantiser writes them: every operator between a pair and the next."""
 
     def pair(self, x, scale=STEP, zero=0, kind=np.int8):
-        scale, zero = self.constant(np.float32(scale)), self.constant(kind(zero))
-        return self.op("DequantizeLinear", self.op("QuantizeLinear", x, scale, zero), scale, zero)
+        step = scale, kind(zero)
+        return self.op("DequantizeLinear", self.op("QuantizeLinear", x, *step), *step)
 
     def weight(self, *shape, axis=0, per_channel=True):
-        value = self.constant(self.random.integers(-127, 128, shape).astype(np.int8))
-        count = shape[axis]
+        value, count = self.random.integers(-127, 128, shape, np.int8), shape[axis]
         if not per_channel:
             return self.op("DequantizeLinear", value, 0.002, np.int8(3))
-        scale = self.constant(self.random.uniform(0.0005, 0.003, count).astype(np.float32))
+        scale = self.random.uniform(0.0005, 0.003, count)
         return self.op("DequantizeLinear", value, scale, np.zeros(count, np.int8), axis=axis)
 
     def bias(self, count):
-        value = self.constant(self.random.integers(-3000, 3000, count).astype(np.int32))
-        return self.op("DequantizeLinear", value, 0.0001)
+        return self.op("DequantizeLinear", self.random.integers(-3000, 3000, count, np.int32), 0.0001)
 
 
 def network(kind=np.int8, zero=0, *, per_channel=True):
@@ -88,8 +86,7 @@ def test_quantising_activations_is_named():
     net = Quantised(3, *SIZE)
     with pytest.raises(ModelError, match=r"\(QuantizeLinear\) cannot be split: it rounds to 8 bits"):
         net.graph(net.flat(net.pair("x")))
-    net.nodes.append(onnx.helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "scale", "zero"], name="dynamic"))
-    dynamic = net.op("DequantizeLinear", "q", "scale", "zero")
+    dynamic = net.op("DequantizeLinear", *net.op("DynamicQuantizeLinear", "x", outputs=3))
     with pytest.raises(ModelError, match=r"\(DynamicQuantizeLinear\).*export the float32 model"):
         net.graph(net.flat(dynamic))
 
@@ -116,13 +113,11 @@ def in_half(net, output, cast, dims=(1, 5)):
         for value in [numpy_helper.to_array(tensor)]
     ]
     kind = TensorProto.FLOAT if cast else TensorProto.FLOAT16
-    body = helper.make_graph(
-        net.nodes,
-        "net",
-        [helper.make_tensor_value_info("x", kind, [1, *net.size])],
-        [helper.make_tensor_value_info(output, kind, dims)],
-        net.constants,
+    given, made = (
+        helper.make_tensor_value_info("x", kind, [1, *net.size]),
+        helper.make_tensor_value_info(output, kind, dims),
     )
+    body = helper.make_graph(net.nodes, "net", [given], [made], net.constants)
     return helper.make_model(body, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
 
 

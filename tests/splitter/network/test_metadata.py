@@ -19,7 +19,7 @@ from serfer.splitter.network.metadata import parse_names, read_metadata
 from serfer.splitter.network.source import load
 from serfer.splitter.tiling.from_onnx import from_onnx
 from tests.e2e.small import LABELS, SIZE, small_onnx
-from tests.splitter.models import Net, unsplit, worst_error
+from tests.splitter.models import Net, split_error, unsplit, worst_error
 
 SHAPE = (1, 3, 320, 320)
 NAMES = str(dict(enumerate(["person", "traffic light", "d'Artagnan", 'the "best"'])))
@@ -177,9 +177,8 @@ def network(opset=20):
 def quantised():
     """The same with its matrix in 8 bits: what it stands for is computed when the network is read."""
     net, x = network()
-    matrix = net.constant(net.random.integers(-128, 127, (512, 512), dtype=np.int8))
-    scale = net.constant(np.float32(0.01))
-    return net, net.op("MatMul", x, net.op("DequantizeLinear", matrix, scale))
+    matrix = net.random.integers(-128, 127, (512, 512), dtype=np.int8)
+    return net, net.op("MatMul", x, net.op("DequantizeLinear", matrix, 0.01))
 
 
 def size_of(model):
@@ -271,8 +270,7 @@ def as_inputs(model):
 @pytest.mark.parametrize(("form", "opset"), [(as_nodes, 20), (as_inputs, 20), (as_nodes, 13), (as_inputs, 8)])
 def test_constants_are_read_from_every_place_that_onnx_allows(form, opset, tmp_path):
     net, x = network(opset)
-    values = [net.constant(np.abs(net.floats(512))) for _ in range(4)]
-    model = net.model(net.op("BatchNormalization", x, *values))
+    model = net.model(net.op("BatchNormalization", x, *np.abs(net.floats(4, 512))))
     batch = net.batch_of(2)
     expected = unsplit(model, batch)
     form(model)
@@ -292,6 +290,4 @@ def test_weights_of_types_that_numpy_lacks_are_converted(kind, tmp_path):
         matrix = net.op("DequantizeLinear", "odd", 0.5)
     else:
         matrix = net.op("Cast", "odd", to=TensorProto.FLOAT)
-    model = net.model(net.op("MatMul", x, matrix))
-    batch = net.batch_of(2)
-    assert worst_error(model, batch, tmp_path / "plan", ["2x2", "1"]) <= 1e-6
+    assert split_error(net, net.op("MatMul", x, matrix), tmp_path / "plan", ["2x2", "1"]) <= 1e-6

@@ -86,10 +86,8 @@ def test_the_walk_stops_at_any_operator_and_records_readers(residual):
 def test_a_chains_receptive_field_equals_the_inputs_its_output_depends_on(kernel, stride, dilation, pads, size, data):
     """Positive weights and inputs: an output changes exactly when an input that it depends on does."""
     net = Net(1, *size)
-    weight = net.constant(np.ones((1, 1, *kernel), np.float32))
-    x = net.op(
-        "Conv", "x", weight, kernel_shape=kernel, strides=[stride] * 2, dilations=[dilation] * 2, pads=list(pads)
-    )
+    window_of = {"kernel_shape": kernel, "strides": [stride] * 2, "dilations": [dilation] * 2, "pads": list(pads)}
+    x = net.op("Conv", "x", np.ones((1, 1, *kernel)), **window_of)
     x = net.op("Conv", x, np.ones((1, 1, 3, 2), np.float32), kernel_shape=[3, 2], pads=[1, 0, 1, 1])
     try:
         graph = net.graph(net.flat(x))

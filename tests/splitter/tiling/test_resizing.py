@@ -130,9 +130,8 @@ def test_weights_of_long_axes_are_those_of_each_input_row(inputs, outputs, mode,
     scale = (outputs + 0.25) / inputs if by_scale else None
     known = interpolation_of(attributes, inputs, outputs, scale, 18)
     net = Net(1, inputs, 1)
-    given = net.constant(np.array([1, 1, scale, 1], np.float32)) if by_scale else ""
-    sizes = "" if by_scale else net.constant(np.array([1, 1, outputs, 1]))
-    model = net.model(net.flat(net.op("Resize", "x", "", given, sizes, **attributes)))
+    given = [[1, 1, scale, 1]] if by_scale else ["", [1, 1, outputs, 1]]
+    model = net.model(net.flat(net.op("Resize", "x", "", *given, **attributes)))
     column = np.random.default_rng(outputs).standard_normal((1, 1, inputs, 1)).astype(np.float32)
     expected = unsplit(model, column)[0]
     mine = known.matrix(Span(0, outputs), Span(0, inputs)) @ column[0, 0, :, 0]
@@ -143,8 +142,7 @@ def test_weights_of_long_axes_are_those_of_each_input_row(inputs, outputs, mode,
 @pytest.mark.parametrize("size", [(210, 180), (60, 91), (180, 70)], ids=str)
 def test_a_resize_has_the_rows_that_onnx_runtime_makes_where_shape_inference_rounds_otherwise(mode, size):
     net = Net(2, *size)
-    scales = net.constant(np.array([1, 1, 0.7, 1.3], np.float32))
-    x = net.op("Relu", net.op("Resize", "x", "", scales, mode=mode))
+    x = net.op("Relu", net.op("Resize", "x", "", [1, 1, 0.7, 1.3], mode=mode))
     for grid in ((2, 3), (1, 1)):
         assert tile_error(net, x, grid) <= EXACT
 

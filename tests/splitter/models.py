@@ -98,11 +98,11 @@ def unsplit(model, batch):
     return session.run(None, {session.get_inputs()[0].name: batch})[0]
 
 
-def cut(model, size, directory, grids="auto", stages=None, *, limit=LIMIT, **options):
+def cut(model, size, directory, grids="auto", stages=None, *, limit=LIMIT, budget=BUDGET, **options):
     """Write the plan of an ONNX model by the splitter's own steps, without its check."""
     graph = from_onnx(model, *size)
     source = Source("net", "random", model, lambda batch: unsplit(model, batch))
-    budget = replace(BUDGET, limit=limit)
+    budget = replace(budget, limit=limit)
     decision = fit(graph, SplitOptions(grids=grids, stages=stages, **options), budget, None, lambda _: None)
     for note in decision.notes:
         warnings.warn(note, PlanWarning, stacklevel=2)

@@ -47,6 +47,7 @@ GOALS = {"latency": LATENCY, "cost": COST, "balanced": BALANCED}
 def _small_choices():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("serfer.splitter.planning.stage_prices.INLINE_MOST", INLINE_MOST)
+        patch.setattr("serfer.splitter.planning.gang_candidates.GRIDS", (Grid(2, 1), Grid(2, 2)))
         patch.setattr(test_search, "GRIDS", GRIDS[:3])
         yield
 
@@ -126,14 +127,6 @@ def test_without_cold_queries_the_choice_is_that_of_warm_ones(some_cases, goal):
 TAIL_GRIDS = (ONE, Grid(1, 2), Grid(2, 2), *COLUMNS[:2])
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _small_gangs():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("serfer.splitter.planning.stage_prices.INLINE_MOST", INLINE_MOST)
-        patch.setattr("serfer.splitter.planning.gang_candidates.GRIDS", (Grid(2, 1), Grid(2, 2)))
-        yield
-
-
 def network(random, number):
     """Return the graph of a few convolutions and a sum over images, which cannot be split: of 0.5 to 60 kB.
 
@@ -159,13 +152,11 @@ def tailed(size, widths, times, took_s, *, is_table, has_map=False, seed=0):
     outputs[sums] = 3 if is_table else 4
     model = net.model(*((name, TensorProto.FLOAT, rank) for name, rank in outputs.items()))
     graph, _ = read(source_of(model), np.zeros((1, 3, *size), np.float32))
-    took = Measured(took_s, 1000)
-    return with_tile_pools(replace(graph, nodes=tuple(measured(node, took) for node in graph.nodes)))
+    nodes = [node if node.kind != AS_IS else measured(node, Measured(took_s, 1000)) for node in graph.nodes]
+    return with_tile_pools(replace(graph, nodes=tuple(nodes)))
 
 
 def measured(node, took):
-    if node.kind != AS_IS:
-        return node
     return replace(node, attributes={**node.attributes, "part": replace(node.attributes["part"], measured=took)})
 
 

@@ -6,13 +6,8 @@ import pytest
 
 from serfer.core.costs.cost_model import Platform, price_plan
 from serfer.core.costs.operator_costs import shipped_profiles
-from serfer.splitter.network.source import Source
-from serfer.splitter.package_fit import fit
-from serfer.splitter.plan_dir.assemble import assemble
-from serfer.splitter.planning.split_options import Budget, SplitOptions
-from serfer.splitter.tiling.from_onnx import from_onnx
 from tests.once import one_each
-from tests.splitter.models import FACTS, LIMIT, Net, unsplit
+from tests.splitter.models import BUDGET, FACTS, Net, cut
 from tests.splitter.planning.test_planner import chain_model
 
 
@@ -63,12 +58,8 @@ CASES = [
 
 def split(case, store, directory, objective="balanced", **changes):
     build, grids, stages = case
-    model, size = build()
-    budget = replace(Budget(LIMIT, FACTS, (1769, 3538), store), **changes)
-    graph = from_onnx(model, *size)
-    decision = fit(graph, SplitOptions(grids=grids, stages=stages, objective=objective), budget, None, lambda _: None)
-    source = Source("net", "random", model, lambda batch: unsplit(model, batch))
-    return assemble(decision, source, graph, budget, directory, lambda _: None)
+    budget = replace(BUDGET, memory_mb=(1769, 3538), store=store, **changes)
+    return cut(*build(), directory, grids, stages, budget=budget, objective=objective)
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,6 @@ The oracle is the module in float64. A map may be off by 1e-5 of the range, or b
 `.venv/bin/python -m tests.splitter.windows.test_forty_networks [PART OF A NAME]` prints what becomes of the networks.
 """
 
-from __future__ import annotations
-
 import copy
 import sys
 import tempfile
@@ -15,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,11 +26,11 @@ from serfer.splitter.network.zoo import with_random_weights
 from tests.package_networks import SMP, unpacked
 from tests.splitter.dense_networks import (
     CLASSES,
+    LARGE,
     Depth,
     Dilated,
     Pyramid,
     Residual,
-    Segmentation,
     SuperResolution,
     UNet,
     groups,
@@ -41,8 +38,8 @@ from tests.splitter.dense_networks import (
 )
 from tests.splitter.windows.test_random_maps import NOT_A_REASON, all_by_windows
 
-_SAMPLE = 128
-"""The side of the image by which random weights are scaled."""
+EXACT = 1e-5
+"""Of the range of an output."""
 
 
 @dataclass(frozen=True)
@@ -55,24 +52,21 @@ class Dense:
 
     build: Callable[[], nn.Module]
     size: tuple[int, int]
-    window: int = 96
     maps: bool = True
     often: str = "weekly"
     package: bool = False
 
 
-def smp(folder: Path) -> None:
+def import_smp(folder):
     """Import segmentation_models_pytorch, with stand-ins for what it downloads weights by, which tests have not."""
     if "segmentation_models_pytorch" in sys.modules:
         return
     import timm  # noqa: F401, PLC0415 - slow to import, and before there are stand-ins, which it would take
 
-    empty: dict[str, Any] = dict.fromkeys(("save_pretrained", "from_pretrained", "push_to_hub"))
+    empty = dict.fromkeys(("save_pretrained", "from_pretrained", "push_to_hub"))
     empty["__new__"] = lambda kind, *_, **__: object.__new__(kind)
-    missing = {
-        "tqdm": ("tqdm",),
-        "huggingface_hub": ("PyTorchModelHubMixin", "ModelCard", "ModelCardData", "hf_hub_download"),
-    }
+    hub = ("PyTorchModelHubMixin", "ModelCard", "ModelCardData", "hf_hub_download")
+    missing = {"tqdm": ("tqdm",), "huggingface_hub": hub}
     for name, words in missing.items():
         sys.modules[name] = ModuleType(name)
         vars(sys.modules[name]).update({word: type(word, (), dict(empty)) for word in words})
@@ -85,16 +79,14 @@ def smp(folder: Path) -> None:
             del sys.modules[name]
 
 
-def of_smp(
-    kind: str, encoder: str = "resnet18", depth: int = 5, norm: Callable[[int], nn.Module] | None = None, **more: Any
-) -> nn.Module:
+def of_smp(kind, encoder, depth=5, norm=None, **more):
     """Build a network of segmentation_models_pytorch; `norm` stands in place of batch norm."""
     library = sys.modules["segmentation_models_pytorch"]
     net = getattr(library, kind)(encoder, encoder_depth=depth, encoder_weights=None, classes=CLASSES, **more)
     return with_norm(net, norm) if norm else net
 
 
-def with_norm(net: nn.Module, norm: Callable[[int], nn.Module]) -> nn.Module:
+def with_norm(net, norm):
     """Replace batch norms."""
     for name, child in net.named_children():
         if isinstance(child, nn.BatchNorm2d):
@@ -127,7 +119,7 @@ class ConvNext(nn.Module):
         return self.head(x)
 
 
-NETWORKS: dict[str, Dense] = {
+NETWORKS = {
     "U-Net, transposed": Dense(lambda: UNet("transposed"), (237, 214), often="slow"),
     "U-Net, nearest": Dense(lambda: UNet("nearest"), (236, 212), often="slow"),
     "U-Net, bilinear": Dense(lambda: UNet("bilinear"), (236, 212)),
@@ -142,20 +134,14 @@ NETWORKS: dict[str, Dense] = {
     "feature pyramid, aligned corners": Dense(Pyramid, (151, 144)),
     "ConvNeXt": Dense(lambda: ConvNext(whole=False), (221, 187)),
     "ConvNeXt V2": Dense(ConvNext, (221, 187), often="commit"),
-    "fcn_resnet50": Dense(lambda: Segmentation("fcn_resnet50"), (288, 352)),
-    "deeplabv3_resnet50": Dense(lambda: Segmentation("deeplabv3_resnet50"), (288, 352)),
-    "deeplabv3_mobilenet_v3_large": Dense(lambda: Segmentation("deeplabv3_mobilenet_v3_large"), (288, 352)),
-    "lraspp_mobilenet_v3_large": Dense(lambda: Segmentation("lraspp_mobilenet_v3_large"), (288, 352)),
-}
+} | {name: Dense(build, (288, 352)) for name, (build, _) in LARGE.items()}
 
 
 SMALL = "tu-test_resnet"
 """timm's networks for tests, which have the operators of those that they are called after."""
 
 
-def _smp(
-    kind: str, encoder: str = SMALL, size: tuple[int, int] = (192, 224), *, maps: bool = True, **more: Any
-) -> Dense:
+def _smp(kind, encoder=SMALL, size=(192, 224), *, maps=True, **more):
     return Dense(lambda: of_smp(kind, encoder, **more), size, maps=maps, package=True)
 
 
@@ -182,14 +168,12 @@ NETWORKS |= {
 }
 
 
-def network(name: str) -> nn.Module:
-    """Return a network in evaluation mode with random weights under which every layer counts."""
+def network(name):
+    """Return a network in evaluation mode with random weights under which every layer counts in images of 128 x 128."""
     torch.manual_seed(0)
-    return with_random_weights(NETWORKS[name].build().eval(), _SAMPLE)
+    return with_random_weights(NETWORKS[name].build().eval(), 128)
 
 
-EXACT = 1e-5
-"""Of the range of an output."""
 _MARKS = {"commit": (), "slow": pytest.mark.slow, "weekly": pytest.mark.weekly}
 
 
@@ -197,14 +181,6 @@ def outputs_of(net, image):
     with torch.inference_mode():
         values = net(torch.from_numpy(image))
     return [each.numpy() for each in (values if isinstance(values, list | tuple) else [values])]
-
-
-def planned(name, directory):
-    """Make the plan of a network for its image; windows that are not a multiple of the stride become the next one."""
-    known, window = NETWORKS[name], NETWORKS[name].window
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return serfer.map_plan(network(name), [known.size], directory, window=window, statistics="exact")
 
 
 def differences(name, directory):
@@ -231,7 +207,7 @@ def other_classes(made, truth, apart):
 @pytest.mark.parametrize("name", [pytest.param(name, marks=_MARKS[each.often]) for name, each in NETWORKS.items()])
 def test_a_network_in_use_has_the_map_of_its_module_or_is_refused_by_name(name, tmp_path):
     if NETWORKS[name].package:
-        smp(tmp_path)
+        import_smp(tmp_path)
     said = outcome(name, tmp_path)
     if said.startswith("refused") and not NETWORKS[name].maps:
         assert "operator '" in said or "size" in said
@@ -242,8 +218,10 @@ def test_a_network_in_use_has_the_map_of_its_module_or_is_refused_by_name(name, 
 
 def outcome(name, folder):
     """Return in words what becomes of a network."""
+    known = NETWORKS[name]
     try:
-        plan = planned(name, folder / "plan")
+        with warnings.catch_warnings(action="ignore"):
+            plan = serfer.map_plan(network(name), [known.size], folder / "plan", window=96, statistics="exact")
     except SerferError as error:
         return f"refused: {error}"
     found = [*differences(name, folder / "plan")]
@@ -259,7 +237,7 @@ if __name__ == "__main__":
             if part in each:
                 with tempfile.TemporaryDirectory() as place:
                     if NETWORKS[each].package:
-                        smp(Path(packages))
+                        import_smp(Path(packages))
                     began = time.process_time()
                     said = outcome(each, Path(place))
                     print(f"{each} | {time.process_time() - began:.0f} s | {said}", flush=True)  # noqa: T201

@@ -129,14 +129,6 @@ def test_workers_compute_a_whole_plan_wherever_its_weights_are(weights, saved, t
         assert np.array_equal(value, own)
 
 
-def test_a_whole_plan_of_a_network_that_does_not_run_says_why(saved, tmp_path):
-    net = Net(1, 4, 4)
-    model = net.model(net.linear(net.flat("x"), 16, 3))
-    with pytest.raises(ModelError, match="does not run in ONNX Runtime"):
-        whole_plan(saved(model), np.zeros((1, 1, 5, 5), np.float32), tmp_path / "plan")
-    assert not (tmp_path / "plan").exists()
-
-
 def found_boxes(most=20):
     """A detector's end: boxes of positions, scores of 2 classes, NonMaxSuppression, and the boxes that it selects."""
     net = Net(2, 12, 12)

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from onnx import numpy_helper
 from torch.nn import functional
 
 from serfer.core.exactness import relative_error
@@ -66,30 +65,6 @@ def test_max_pooling_equals_torchs(tmp_path, grid, kernel, stride, padding, dila
     batch = net.batch_of(2) - 5  # all negative: a zero from the padding would win
     expected = functional.max_pool2d(torch.from_numpy(batch), kernel, stride, padding, dilation, ceil)
     check(net, x, expected, batch, tmp_path, grid)
-
-
-@one_each(
-    "grid",
-    GRIDS,
-    (
-        ("groups", "stride", "dilation", "pads"),
-        [
-            (1, (1, 1), (1, 1), (1, 1, 1, 1)),
-            (2, (2, 1), (1, 1), (1, 0, 1, 2)),
-            (4, (1, 2), (1, 1), (0, 1, 2, 1)),
-            (1, (2, 2), (2, 3), (2, 3, 1, 0)),
-            (1, (3, 3), (1, 1), (2, 2, 2, 2)),
-            (1, (1, 1), (1, 1), (0, 0, 0, 0)),
-            (1, (1, 1), (1, 1), (5, 4, 3, 6)),
-        ],
-    ),
-)
-def test_convolution_equals_torchs(tmp_path, grid, groups, stride, dilation, pads):
-    net = Net(4, 15, 18)
-    x, batch = net.conv("x", 4, 8, [3, 3], groups, strides=stride, dilations=dilation, pads=pads), net.batch_of(2)
-    weight, bias = (torch.from_numpy(numpy_helper.to_array(tensor).copy()) for tensor in net.constants)
-    padded = functional.pad(torch.from_numpy(batch), (pads[1], pads[3], pads[0], pads[2]))
-    check(net, x, functional.conv2d(padded, weight, bias, stride, 0, dilation, groups), batch, tmp_path, grid)
 
 
 @one_each(

@@ -12,7 +12,7 @@ from onnx.helper import make_tensor_value_info
 from serfer.core.errors import ModelError
 from serfer.core.geometry import Grid, Rect, Span, grid_rects
 from serfer.core.plan import Padding
-from serfer.splitter.network.graph import ROW_AXIS, STATISTICS, Bins, Graph, Node
+from serfer.splitter.network.graph import STATISTICS, Bins, Graph, Node
 from serfer.splitter.network.onnx_models import model_of, session_of
 from serfer.splitter.network.sliding_window import Window, window
 from serfer.splitter.plan_dir.emit import input_name, tile_graph
@@ -20,8 +20,6 @@ from serfer.splitter.tiling.by_position import RATES, RESIZE_BY_POSITION, Linear
 from serfer.splitter.tiling.onnx_builder import OnnxBuilder
 from serfer.splitter.tiling.receptive_field import clipped, hull, spans_of, tabulated, under
 from serfer.splitter.tiling.regions import (
-    AxisWalk,
-    axis_node,
     infer_regions,
     input_paddings,
     input_region,
@@ -58,20 +56,6 @@ def test_the_regions_of_a_small_network_on_2x2_tiles(residual):
     ]
     paddings = input_paddings(residual, residual.nodes[:-1], ["x"], tiles)
     assert paddings == [(Padding(4, 4, 0, 0),), (Padding(4, 0, 0, 3),), (Padding(0, 4, 3, 0),), (Padding(0, 0, 3, 3),)]
-
-
-def test_the_walk_stops_at_any_operator_and_records_readers(residual):
-    nodes = [axis_node(residual, node, ROW_AXIS) for node in residual.nodes[:-1]]
-    walk = AxisWalk(nodes, {"sum": spans_of([Span(0, 3), Span(3, 6)])})
-    computed = [walk.step().T.tolist() for _ in range(2)]
-    assert computed == [[[0, 3], [3, 6]], [[0, 3], [3, 6]]]
-    assert walk.position == 3
-    assert walk.spans["pool"].T.tolist() == [[0, 4], [2, 6]]
-    assert [(reader, rows.T.tolist()) for reader, rows in walk.reads["pool"]] == [
-        (4, [[0, 3], [3, 6]]),
-        (3, [[0, 4], [2, 6]]),
-    ]
-    assert "x" not in walk.spans
 
 
 @settings(max_examples=60)

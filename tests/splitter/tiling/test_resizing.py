@@ -196,13 +196,6 @@ def test_rows_and_columns_that_are_chosen_or_become_channels(tmp_path, form, gri
     assert spread(net, net.op("Sigmoid", CHOSEN[form](net, x)), tmp_path, grid) <= EXACT
 
 
-@one_each("grid", GRIDS, ("mode", ["DCR", "CRD"]))
-def test_depth_to_space(tmp_path, mode, grid):
-    net, x = network(channels=8)
-    x = net.op("DepthToSpace", x, blocksize=2, mode=mode)
-    assert spread(net, net.conv(x, 2, 3, [3, 3]), tmp_path, grid) <= EXACT
-
-
 @one_each(
     "grid",
     GRIDS,

@@ -5,12 +5,8 @@ The oracle is ONNX Runtime (torch, of modules) on the whole image. A random case
 """
 
 import random
-import tempfile
-import warnings
-from collections import Counter
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 import serfer
-from serfer.core.errors import InputError, ModelError, PlanError, SerferError, UsageError, WrongAnswerError
+from serfer.core.errors import InputError, ModelError, PlanError, UsageError, WrongAnswerError
 from serfer.core.geometry import Span
 from serfer.core.plan import dump_plan, parse_plan, sealed
 from serfer.core.statistics_sum import told
@@ -30,16 +26,7 @@ from serfer.splitter.windows.build import crossing
 from serfer.splitter.windows.map_plan import WindowTile
 from tests.splitter.windows.random_maps import draw
 from tests.splitter.windows.test_map_plan import NETWORKS, Unet, image, whole
-from tests.splitter.windows.test_random_maps import (
-    FIXED_SEED,
-    NOT_A_REASON,
-    by_windows,
-    compared,
-    network_of,
-    planned,
-    seed,
-    session,
-)
+from tests.splitter.windows.test_random_maps import FIXED_SEED, by_windows, check_cases, compared, seed, session
 from tests.splitter.windows.test_sizes import network, scaled
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch's exporter, about torch
@@ -195,39 +182,18 @@ def test_a_module_whose_python_looks_at_the_size_is_refused_by_its_condition(tmp
         serfer.map_plan(Filtering(3, 2, 3, padding=1).eval(), "any", tmp_path / "plan", window=64)
 
 
-def outcome(case):
-    """Return "exact", "refused" or "infinite", and what is wrong, if anything."""
-    with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        (model, run), directory = network_of(case, place), Path(place, "plan")
-        try:
-            planned(replace(case, sizes="any", window=48), model, directory)
-        except SerferError as error:
-            return "refused", f"a reason that is none: {error}" * bool(NOT_A_REASON.search(str(error)))
-        rng, rules = random.Random(case.number), load_plan(directory).windows.rules.sides[-1]  # noqa: S311 - no secret
-        for _ in range(SIZES):
-            drawn = [(rule, rng.choice(rule.ends)) for rule in (rules.rows, rules.cols)]
-            size = tuple(end.least + rule.unit * rng.choice([0, 1, 2, 5, 120 // rule.unit]) for rule, end in drawn)
-            expected = run(case.image(*size))
-            if not np.isfinite(expected).all():
-                return "infinite", ""
-            expected = expected.argmax(1) if case.reduce else expected
-            if wrong := compared(by_windows(directory, case.image(*size)), expected):
-                return "exact", f"{size}: {wrong}"
-        return "exact", ""
+def sizes_by_rules(case, directory):
+    """Draw sizes of images that a plan for any size takes."""
+    rng, rules = random.Random(case.number), load_plan(directory).windows.rules.sides[-1]  # noqa: S311 - no secret
+    for _ in range(SIZES):
+        drawn = [(rule, rng.choice(rule.ends)) for rule in (rules.rows, rules.cols)]
+        yield tuple(end.least + rule.unit * rng.choice([0, 1, 2, 5, 120 // rule.unit]) for rule, end in drawn)
 
 
 def check(numbers, of_seed, least):
     """Check the cases of these numbers, of which at least so many have a plan."""
-    ends, wrong = Counter(), []
-    for number in numbers:
-        case = draw(of_seed, number)
-        end, trouble = outcome(case)
-        ends[end] += 1
-        if trouble:
-            wrong.append(f"{case}: {trouble}")
-    print(dict(ends), f"seed {of_seed}")  # noqa: T201 - `make weekly` shows them
-    assert not wrong, "\n".join(wrong)
+    cases = [replace(draw(of_seed, number), sizes="any", window=48) for number in numbers]
+    ends, _ = check_cases(cases, sizes_by_rules)
     assert ends["exact"] >= least
 
 

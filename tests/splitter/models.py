@@ -11,10 +11,12 @@ import onnxruntime as ort
 from onnx import TensorProto, helper
 
 import serfer
+from serfer.core.checksum import CHECKSUM_BYTES
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import PlanWarning
 from serfer.core.exactness import relative_error
 from serfer.core.plan import PackageLimit
+from serfer.core.units import FLOAT_BYTES
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings
@@ -110,6 +112,10 @@ def cut(model, size, directory, grids="auto", stages=None, *, limit=LIMIT, budge
     return assemble(decision, source, graph, budget, directory, lambda _: None)
 
 
+def cut_net(net, output, directory, *arguments, **options):
+    return cut(net.model(output), net.size[1:], directory, *arguments, **options)
+
+
 def choose(graph, cuts, grids, stages, budget, storage=None, **options):
     """Return the fastest chain of stages, None where none keeps the limits."""
     chain = prepare(graph, cuts, grids, stages, budget, storage, **options).best(LATENCY)
@@ -164,12 +170,25 @@ def check_every_answer(model, plan, directory, batch, most=1e-6, expected=None):
             assert relative_error(logits, expected[:count]) <= most, way
 
 
-def split_and_check(net, output, directory, grids="auto", *, images=2, **options):
+def split_and_check(net, output, directory, grids="auto", *, batch=None, **options):
     """Write the plan of a network, as `cut` does, and compare its answers with the model's; return the plan."""
-    model = net.model(output)
-    plan = cut(model, net.size[1:], directory, grids, **options)
-    check_every_answer(model, plan, directory, net.batch_of(images))
+    plan = cut_net(net, output, directory, grids, **options)
+    check_every_answer(net.model(output), plan, directory, net.batch_of(2) if batch is None else batch)
     return plan
+
+
+def check_bytes_written(plan, directory, batch):
+    """Check that each stage but the last puts its outputs into the store once."""
+    _, last = through_the_store(directory, batch)
+    for stage, run in zip(plan.stages[:-1], last.report.stages, strict=False):
+        values = FLOAT_BYTES * len(batch) * sum(shape.elements for shape in stage.outputs)
+        assert run.bytes_out == values + CHECKSUM_BYTES * sum(len(tile.cells) for tile in stage.tiles)
+
+
+def plan_error(net, output, plan, directory):
+    """Return how far the answers of a network's plan are from its own, for two images."""
+    batch = net.batch_of(2)
+    return relative_error(run_tiles(plan, directory, batch), unsplit(net.model(output), batch))
 
 
 def worst_error(model, batch, directory, grids="auto", stages=None, expected=None, **options):

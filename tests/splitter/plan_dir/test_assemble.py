@@ -8,29 +8,18 @@ import pytest
 from onnx import TensorProto
 from onnx.external_data_helper import load_external_data_for_tensor
 
-from serfer.core.checksum import CHECKSUM_BYTES
 from serfer.core.errors import ModelError
 from serfer.core.geometry import Span
 from serfer.core.plan import IMAGE
 from serfer.splitter.network.graph import INLINE_BYTES
 from serfer.splitter.network.source import load
-from serfer.splitter.plan_dir.check import check_exact, run_tiles
+from serfer.splitter.plan_dir.check import check_exact
 from serfer.splitter.plan_dir.weights import WeightsFile
 from serfer.splitter.split import split
 from serfer.splitter.tiling.onnx_builder import Slice
 from tests.once import one_each
-from tests.splitter.models import (
-    Net,
-    check_every_answer,
-    cut,
-    relative_error,
-    split_and_check,
-    split_two_stages,
-    through_the_store,
-    unsplit,
-)
+from tests.splitter.models import Net, check_bytes_written, plan_error, split_and_check, split_two_stages
 
-SAME = {"pads": [1, 1, 1, 1]}
 SIZE = (13, 10)
 
 
@@ -94,32 +83,20 @@ def reads(plan):
 def test_a_tensor_read_two_stages_later_is_written_once(tmp_path):
     net = Net(3, *SIZE)
     output, names = residual(net)
-    model = net.model(output)
-    after = tuple(names[name] for name in ("head", "one first", "one second"))
-    plan = cut(model, SIZE, tmp_path / "plan", ["2x2", "2x2", "3x2", "1"], cuts=after)
+    after, batch = tuple(names[name] for name in ("head", "one first", "one second")), net.batch_of(2)
+    plan = split_and_check(net, output, tmp_path / "plan", ["2x2", "2x2", "3x2", "1"], batch=batch, cuts=after)
     assert reads(plan) == [[IMAGE], [0], [1], [0, 2]]
     assert [len(stage.outputs) for stage in plan.stages] == [1, 1, 1, 1]
     origins = {piece.stage for tile in plan.stages[3].tiles for piece in tile.pieces}
     assert origins == {0, 2}
-    batch = net.batch_of(2)
-    check_every_answer(model, plan, tmp_path / "plan", batch)
-    _, result = through_the_store(tmp_path / "plan", batch)
-    for stage, report in zip(plan.stages[:-1], result.report.stages, strict=False):
-        values = 4 * len(batch) * sum(shape.elements for shape in stage.outputs)
-        assert report.bytes_out == values + CHECKSUM_BYTES * sum(len(tile.cells) for tile in stage.tiles)
+    check_bytes_written(plan, tmp_path / "plan", batch)
 
 
 def test_a_stage_may_read_nothing_of_the_one_before(tmp_path):
     net = Net(3, *SIZE)
     output, names = branching(net)
-    plan = split_and_check(
-        net,
-        output,
-        tmp_path / "plan",
-        ["2x2", "1x3", "3x2", "1"],
-        cuts=tuple(names[n] for n in ("x", "one", "two")),
-        images=3,
-    )
+    after = tuple(names[name] for name in ("x", "one", "two"))
+    plan = split_and_check(net, output, tmp_path / "plan", ["2x2", "1x3", "3x2", "1"], cuts=after)
     assert reads(plan) == [[IMAGE], [0], [0], [0, 1, 2]]
     assert {piece.stage for tile in plan.stages[2].tiles for piece in tile.pieces} == {0}
 
@@ -139,13 +116,12 @@ def test_the_network_in_a_plan_directory_can_be_split_itself(tmp_path):
     x = net.conv("x", 3, 4, 3)
     apart = net.conv(x, 4, 4, 1, strides=[2, 2])  # reads less than the convolution beside it
     both = net.op("Add", apart, net.conv(x, 4, 4, 3, strides=[2, 2]))
-    model, path = net.model(net.linear(net.flat(net.op("GlobalAveragePool", both)), 4, 5)), tmp_path / "net.onnx"
-    path.write_bytes(model.SerializeToString())
+    output = net.linear(net.flat(net.op("GlobalAveragePool", both)), 4, 5)
+    path = net.save(tmp_path, output)
     for directory in ("first", "second", "third"):
         plan = split(path, out=tmp_path / directory, stages=1)
         path = tmp_path / directory / plan.unsplit.path
-    batch = net.batch_of(2)
-    assert relative_error(run_tiles(plan, tmp_path / "third", batch), unsplit(model, batch)) < 1e-6
+    assert plan_error(net, output, plan, tmp_path / "third") < 1e-6
 
 
 BATCH = np.random.default_rng(4).standard_normal((2, 3, 8, 8), dtype=np.float32)

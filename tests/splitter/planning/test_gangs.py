@@ -10,10 +10,9 @@ from serfer.core.errors import ModelError, PlanWarning, UsageError
 from serfer.core.plan import PackageLimit
 from serfer.pictures import draw_plan
 from serfer.plan_directory import load_cold_plan
-from serfer.splitter.plan_dir.check import run_tiles
 from serfer.splitter.planning.split_options import check_gang
 from serfer.splitter.split import split
-from tests.splitter.models import LIMIT, Net, cut, relative_error, unsplit, worst_error
+from tests.splitter.models import LIMIT, Net, cut_net, plan_error, split_error
 
 
 def residual_blocks():
@@ -25,14 +24,14 @@ def residual_blocks():
         y = net.op("Relu", net.conv(narrow, 4, 4, 3))
         x = net.op("Relu", net.op("Add", net.conv(y, 4, 8, 1), x), output=f"block{block}")
     pooled = net.op("GlobalAveragePool", x, output="pool")
-    return net.model(net.linear(net.flat(pooled), 8, 5))
+    return net, net.linear(net.flat(pooled), 8, 5)
 
 
 CUTS = ("narrow0", "narrow1", "pool.tiles")
 
 
 def planned(directory, grids=("2x1", "2x1", "2x1", "1"), cuts=CUTS, gang="always", limit=LIMIT):
-    return cut(residual_blocks(), (24, 20), directory, list(grids), cuts=cuts, gang=gang, limit=limit)
+    return cut_net(*residual_blocks(), directory, list(grids), cuts=cuts, gang=gang, limit=limit)
 
 
 def test_a_run_of_stages_is_one_gang_with_the_head_on_its_first_member(tmp_path):
@@ -53,9 +52,7 @@ def test_a_run_of_stages_is_one_gang_with_the_head_on_its_first_member(tmp_path)
 
 @pytest.mark.exact
 def test_a_plan_with_gangs_is_exact_when_its_stages_run_one_by_one(tmp_path):
-    plan, model = planned(tmp_path / "plan"), residual_blocks()
-    batch = Net(3, 24, 20).floats(2, 3, 24, 20)
-    assert relative_error(run_tiles(plan, tmp_path / "plan", batch), unsplit(model, batch)) < 1e-6
+    assert plan_error(*residual_blocks(), planned(tmp_path / "plan"), tmp_path / "plan") < 1e-6
 
 
 @pytest.mark.parametrize("grids", [("1", "2x1", "1", "1"), ("2x1", "2x2", "1x2", "1")])
@@ -66,37 +63,26 @@ def test_a_gang_never_has_more_tiles_than_its_first_stage(tmp_path, grids):
 
 def flat():
     net = Net(3, 8, 8)
-    return net.model(net.linear(net.flat("x"), 192, 5))
+    return net, net.linear(net.flat("x"), 192, 5)
 
 
 def small_maps():
     net = Net(3, 5, 5)
-    x = net.conv(net.conv("x", 3, 4, 3), 4, 4, 3)
-    return net.model(net.linear(net.flat(x), 100, 5))
+    return net, net.linear(net.flat(net.conv(net.conv("x", 3, 4, 3), 4, 4, 3)), 100, 5)
 
 
 @pytest.mark.parametrize(
-    ("model", "size", "options", "reason"),
+    ("network", "options", "reason"),
     [
-        (
-            residual_blocks,
-            (24, 20),
-            {"grids": ["1"] * 4, "cuts": CUTS},
-            "no stage before the last has tiles of rows",
-        ),
-        (
-            residual_blocks,
-            (24, 20),
-            {"grids": "1"},
-            "stages on the grid 1 have no neighbours",
-        ),
-        (flat, (8, 8), {}, ".*neither windows of several rows nor global pooling"),
-        (small_maps, (5, 5), {}, "no stages on any grid have maps that are large enough"),
+        (residual_blocks, {"grids": ["1"] * 4, "cuts": CUTS}, "no stage before the last has tiles of rows"),
+        (residual_blocks, {"grids": "1"}, "stages on the grid 1 have no neighbours"),
+        (flat, {}, ".*neither windows of several rows nor global pooling"),
+        (small_maps, {}, "no stages on any grid have maps that are large enough"),
     ],
 )
-def test_a_plan_without_the_requested_gang_reports_why(tmp_path, model, size, options, reason):
+def test_a_plan_without_the_requested_gang_reports_why(tmp_path, network, options, reason):
     with pytest.warns(PlanWarning, match=f"no stages can be a gang: {reason}"):
-        plan = cut(model(), size, tmp_path / "plan", gang="always", **options)
+        plan = cut_net(*network(), tmp_path / "plan", gang="always", **options)
     assert plan.gangs == ()
     assert "No stages can be a gang: " in plan.why
 
@@ -122,7 +108,7 @@ def test_gangs_need_a_store_that_wakes_whoever_waits(store, possible):
 
 
 def test_a_free_search_finds_a_gang_where_one_is_wanted(tmp_path):
-    plan = cut(residual_blocks(), (24, 20), tmp_path / "plan", gang="always")
+    plan = cut_net(*residual_blocks(), tmp_path / "plan", gang="always")
     (gang,) = plan.gangs
     assert gang.start == 0
     assert f"Stages 0 to {gang.stop - 1} are a gang on" in plan.why
@@ -131,20 +117,18 @@ def test_a_free_search_finds_a_gang_where_one_is_wanted(tmp_path):
     assert chosen.tasks == plan.stages[0].grid.tiles
     assert chosen.ms == pytest.approx(gang.predicted_ms, rel=0.02)
     assert chosen.usd == pytest.approx(gang.predicted_usd, rel=0.02)
-    model, batch = residual_blocks(), Net(3, 24, 20).floats(2, 3, 24, 20)
-    assert relative_error(run_tiles(plan, tmp_path / "plan", batch), unsplit(model, batch)) < 1e-6
+    assert plan_error(*residual_blocks(), plan, tmp_path / "plan") < 1e-6
 
 
 @pytest.mark.parametrize("gang", ["auto", "always"])
 @pytest.mark.parametrize("grids", ["auto", "5x5"])
 def test_maps_that_become_smaller_than_a_gangs_grid_are_no_obstacle_to_a_plan(tmp_path, gang, grids):
     net = Net(3, 48, 40)
-    x, channels = "x", 3
-    for _ in range(5):
+    x = "x"
+    for channels in (3, 4, 4, 4, 4):
         x = net.conv(x, channels, 4, 3, strides=[2, 2])
-        channels = 4
-    model = net.model(net.linear(net.flat(net.conv(x, 4, 4, 3)), 16, 5))
-    assert worst_error(model, net.batch_of(2), tmp_path / "plan", grids, gang=gang) < 1e-6
+    output = net.linear(net.flat(net.conv(x, 4, 4, 3)), 16, 5)
+    assert split_error(net, output, tmp_path / "plan", grids, gang=gang) < 1e-6
 
 
 def test_explain_and_cost_show_a_gang_as_one_step(tmp_path):

@@ -15,7 +15,6 @@ from serfer.pipeline.reference import original
 from serfer.pipeline.reference import unsplit as in_one_piece
 from serfer.plan_directory import load_plan
 from serfer.splitter.network.graph import Node
-from serfer.splitter.plan_dir.check import run_tiles
 from serfer.splitter.planning.precision import (
     predicted_loss,
     rounded_up,
@@ -25,10 +24,9 @@ from serfer.splitter.planning.precision import (
     with_half,
 )
 from serfer.splitter.split import split
-from tests.splitter.models import Net, check_every_answer, cut, room_for, unsplit
+from tests.splitter.models import Net, check_every_answer, cut_net, plan_error, room_for, unsplit
 
 SIZE = (12, 12)
-SAME = {"pads": [1, 1, 1, 1]}
 ROOM = 70_000
 """Bytes of weights and graphs that a zip has room for: the first fully connected layer of `head_heavy` has 92 kB."""
 
@@ -82,9 +80,7 @@ def test_auto_has_weights_in_zips_where_they_fit_and_else_fetches_them(planned, 
     plan = planned(network, weights="auto")
     assert plan.changes == ()
     assert FETCHED in places(plan)
-    net, output = NETWORKS[network]()
-    batch = net.batch_of(2)
-    np.testing.assert_allclose(run_tiles(plan, tmp_path / "plan", batch), unsplit(net.model(output), batch), atol=1e-5)
+    assert plan_error(*NETWORKS[network](), plan, tmp_path / "plan") < 1e-5
     assert load_plan(tmp_path / "plan") == plan
     (chosen,) = [other for other in plan.alternatives if other.chosen]
     assert "weights fetched" in chosen.stages
@@ -191,8 +187,9 @@ def weights_bytes(plan):
     return [sum(function.weights.bytes for function in stage.functions) for stage in plan.stages]
 
 
-def check_fp16(model, plan, directory, batch):
+def check_fp16(net, output, plan, directory):
     """A plan in fp16 is what its unsplit.onnx is, by every way; the model as it was given is kept beside it."""
+    model, batch = net.model(output), net.batch_of(3)
     answer = in_one_piece(plan, directory)(batch)
     check_every_answer(model, plan, directory, batch, expected=answer)
     (change,) = plan.changes
@@ -210,25 +207,23 @@ def check_fp16(model, plan, directory, batch):
 @pytest.mark.parametrize("grids", ["1", "2x2", ["2x2", "3x3", "col3", "col2"], ["2x2", "col4"]])
 def test_fp16_halves_stored_bytes_and_tiles_equal_the_rounded_network(tmp_path, grids):
     net, output = conv_and_dense()
-    model = net.model(output)
-    full = cut(model, SIZE, tmp_path / "full", grids, precision="fp32")
-    half = cut(model, SIZE, tmp_path / "half", grids, precision="fp16")
+    full = cut_net(net, output, tmp_path / "full", grids, precision="fp32")
+    half = cut_net(net, output, tmp_path / "half", grids, precision="fp16")
     assert full.changes == full.original == ()
     assert [stage.grid for stage in half.stages] == [stage.grid for stage in full.stages]
     large = 4 * (3 * 12 * 9 + 12 * 16 * 9 + 256 * 90 + 90 * 30)
     assert large <= sum(weights_bytes(full)) < large + 2000
     assert large / 2 <= sum(weights_bytes(half)) < large / 2 + 2000
     assert half.changes[0].how.startswith("4 weights, 9")
-    check_fp16(model, half, tmp_path / "half", net.batch_of(3))
+    check_fp16(net, output, half, tmp_path / "half")
 
 
 def test_auto_stores_only_oversized_stages_in_fp16(tmp_path):
     net, output = conv_and_dense()
-    model = net.model(output)
-    plan = cut(model, SIZE, tmp_path / "enough", "2x2", limit=room_for(110_000))
+    plan = cut_net(net, output, tmp_path / "enough", "2x2", limit=room_for(110_000))
     assert plan.changes == plan.original == plan.ways == ()
-    plan = cut(model, SIZE, tmp_path / "plan", ["2x2", "1", "1"], limit=room_for(60_000), weights="zip")
-    full = cut(model, SIZE, tmp_path / "full", ["2x2", "1", "1"], precision="fp32")
+    plan = cut_net(net, output, tmp_path / "plan", ["2x2", "1", "1"], limit=room_for(60_000), weights="zip")
+    full = cut_net(net, output, tmp_path / "full", ["2x2", "1", "1"], precision="fp32")
     layers = [stage.operators for stage in plan.stages]
     assert layers == [stage.operators for stage in full.stages]
     shares = [less / more if more else 1 for less, more in zip(weights_bytes(plan), weights_bytes(full), strict=True)]
@@ -237,7 +232,7 @@ def test_auto_stores_only_oversized_stages_in_fp16(tmp_path):
     assert halved == [large]
     assert shares[large] == pytest.approx(0.5, abs=0.02)
     assert all(function.bytes <= plan.limit.room for stage in plan.stages for function in stage.functions)
-    check_fp16(model, plan, tmp_path / "plan", net.batch_of(2))
+    check_fp16(net, output, plan, tmp_path / "plan")
     assert [(way.what, way.fits, way.exact) for way in plan.ways][:2] == [
         ("fp32, one function", False, True),
         ("fp16 storage, one function", True, False),
@@ -248,14 +243,13 @@ def test_a_weight_beyond_fp16s_range_stays_fp32(tmp_path):
     net = Net(3, *SIZE)
     huge = net.floats(12, 3, 3, 3)
     huge[0, 0, 0, 0] = 7e4
-    x = net.op("Relu", net.op("Conv", "x", net.constant(huge, "huge"), kernel_shape=[3, 3], **SAME))
-    x = net.op("MaxPool", x, kernel_shape=[3, 3], strides=[3, 3])
-    model = net.model(net.linear(net.flat(x), 192, 20))
-    plan = cut(model, SIZE, tmp_path / "plan", ["2x2", "1"], precision="fp16")
+    x = net.op("Relu", net.op("Conv", "x", net.constant(huge, "huge"), kernel_shape=[3, 3], pads=[1, 1, 1, 1]))
+    output = net.linear(net.flat(net.op("MaxPool", x, kernel_shape=[3, 3], strides=[3, 3])), 192, 20)
+    plan = cut_net(net, output, tmp_path / "plan", ["2x2", "1"], precision="fp16")
     kept = {tensor.name: tensor.data_type for tensor in onnx.load(tmp_path / "plan/unsplit.onnx").graph.initializer}
     assert kept["huge"] == onnx.TensorProto.FLOAT
     assert sorted(name for name, kind in kept.items() if kind == onnx.TensorProto.FLOAT16) == ["w1.half"]
-    check_fp16(model, plan, tmp_path / "plan", net.batch_of(2))
+    check_fp16(net, output, plan, tmp_path / "plan")
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,9 @@ import pytest
 from serfer.core.checksum import CHECKSUM_BYTES
 from serfer.core.errors import PlanWarning
 from serfer.core.geometry import Grid
-from serfer.splitter.tiling.from_onnx import from_onnx
 from serfer.splitter.tiling.global_pooling import with_grid, with_tile_pools
 from tests.once import one_each
-from tests.splitter.models import Net, check_every_answer, cut, split_and_check, through_the_store
+from tests.splitter.models import Net, split_and_check, through_the_store
 
 SIZE = (11, 14)
 CHANNELS = 5
@@ -48,15 +47,13 @@ def ends_in_pooling(plan):
 @one_each("grid", list(EVERY_TILE), ("form", FORMS))
 def test_a_tile_writes_one_value_for_each_channel(tmp_path, form, grid):
     net, output = network(form)
-    model = net.model(output)
-    plan = cut(model, SIZE, tmp_path / "plan", [grid, "1"])
+    batch = net.batch_of(3) - 1  # a maximum that is padded with zeros would show
+    plan = split_and_check(net, output, tmp_path / "plan", [grid, "1"], batch=batch)
     assert ends_in_pooling(plan) == [0]
     first, last = plan.stages
     assert [len(tile.cells) for tile in first.tiles] == [1] * EVERY_TILE[grid]
     assert all(tile.outputs[0].area == 1 for tile in first.tiles)
     assert last.inputs[0].shape.elements == CHANNELS * EVERY_TILE[grid]
-    batch = net.batch_of(3) - 1  # a maximum that is padded with zeros would show
-    check_every_answer(model, plan, tmp_path / "plan", batch)
     _, result = through_the_store(tmp_path / "plan", batch)
     assert result.report.stages[0].bytes_out == EVERY_TILE[grid] * (4 * CHANNELS * len(batch) + CHECKSUM_BYTES)
     assert result.report.store.bytes_get == result.report.store.bytes_put
@@ -116,11 +113,10 @@ def test_pooling_that_is_not_global_or_of_one_position_is_not_pooled_in_tiles(si
 def test_a_mean_over_other_axes_is_exact(tmp_path, axes):
     net = Net(3, 6, 7)
     x = net.op("ReduceMean", net.op("Relu", "x"), axes, keepdims=1)
-    model = net.model(net.flat(x))
-    assert "TilePool" not in [node.kind for node in with_tile_pools(from_onnx(model, 6, 7)).nodes]
+    output = net.flat(x)
+    assert "TilePool" not in [node.kind for node in with_tile_pools(net.graph(output)).nodes]
     with pytest.warns(PlanWarning, match="no stage can be spread 2x2"):
-        plan = cut(model, (6, 7), tmp_path / "plan", "2x2")
-    check_every_answer(model, plan, tmp_path / "plan", net.batch_of(2))
+        split_and_check(net, output, tmp_path / "plan", "2x2")
 
 
 def test_a_map_that_is_too_small_for_a_grid_is_pooled_in_one_tile():

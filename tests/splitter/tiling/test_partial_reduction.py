@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from serfer.core.checksum import CHECKSUM_BYTES
+from serfer.splitter.network.onnx_models import session_of
 from tests.once import one_each
-from tests.splitter.models import Net, check_every_answer, cut, room_for, split_and_check, through_the_store
+from tests.splitter.models import Net, check_bytes_written, check_every_answer, cut_net, room_for, split_and_check
 
 FEATURES, CLASSES = 75, 23
 
@@ -39,7 +39,7 @@ def layer(net, x, form, before=FEATURES, after=CLASSES):
 @one_each("grid", ["col2", "col3", "col4"], ("form", FORMS))
 def test_columns_are_exact_for_every_form_of_a_layer(tmp_path, form, grid):
     net = Net(3, 5, 5)
-    plan = split_and_check(net, layer(net, net.flat("x"), form), tmp_path / "plan", [grid], images=3)
+    plan = split_and_check(net, layer(net, net.flat("x"), form), tmp_path / "plan", [grid])
     (stage,) = plan.stages
     assert str(stage.grid) == grid
     sizes = [tile.outputs[0].cols.size for tile in stage.tiles]
@@ -100,24 +100,19 @@ def head(net):
 )
 def test_stages_of_tiles_columns_and_single_tiles_follow_one_another(tmp_path, grids):
     net = Net(3, 7, 9)
-    plan = split_and_check(net, layer(net, head(net), "matmul and bias", before=29), tmp_path / "plan", grids, images=3)
+    plan = split_and_check(net, layer(net, head(net), "matmul and bias", before=29), tmp_path / "plan", grids)
     assert [str(stage.grid) for stage in plan.stages] == grids
 
 
 @pytest.mark.exact
 def test_one_grid_of_columns_spreads_every_layer_and_moves_only_vectors(tmp_path):
     net = Net(3, 7, 9)
-    model = net.model(layer(net, head(net), "gemm", before=29))
-    plan = cut(model, (7, 9), tmp_path / "plan", "col4")
+    batch = net.batch_of(2)
+    plan = split_and_check(net, layer(net, head(net), "gemm", before=29), tmp_path / "plan", "col4", batch=batch)
     grids = {operator.kind: str(stage.grid) for stage in plan.stages for operator in stage.operators}
     assert grids["Gemm"] == "col4"
     assert grids["Conv"] == "1"
-    batch = net.batch_of(2)
-    check_every_answer(model, plan, tmp_path / "plan", batch)
-    _, last = through_the_store(tmp_path / "plan", batch)
-    for stage, run in zip(plan.stages[:-1], last.report.stages, strict=False):
-        values = len(batch) * 4 * sum(shape.elements for shape in stage.outputs)
-        assert run.bytes_out == values + CHECKSUM_BYTES * sum(len(tile.cells) for tile in stage.tiles)
+    check_bytes_written(plan, tmp_path / "plan", batch)
 
 
 def functions_within(plan, limit):
@@ -200,22 +195,15 @@ def test_a_layer_before_the_last_counts_in_every_function(tmp_path):
 @pytest.mark.exact
 def test_columns_in_fp16_go_to_half_as_many_functions(tmp_path):
     net = Net(4, 10, 10)
-    model = net.model(layer(net, net.flat("x"), "gemm", before=400, after=200))  # 320 KB
-    limit = room_for(90_000)
-    full = cut(model, (10, 10), tmp_path / "full", ["col4"], limit=limit, precision="fp32")
-    half = cut(model, (10, 10), tmp_path / "half", ["col4"], limit=limit, precision="fp16")
+    output = layer(net, net.flat("x"), "gemm", before=400, after=200)  # 320 KB
+    limit, batch = room_for(90_000), net.batch_of(2)
+    full = cut_net(net, output, tmp_path / "full", ["col4"], limit=limit, precision="fp32")
+    half = cut_net(net, output, tmp_path / "half", ["col4"], limit=limit, precision="fp16")
     assert len(full.stages[0].functions) == 4
     assert len(half.stages[0].functions) == 2
     assert functions_within(half, limit)
-    rounded = run_in_one_piece(tmp_path / "half", net.batch_of(2))
-    check_every_answer(model, half, tmp_path / "half", rounded[0], expected=rounded[1])
-
-
-def run_in_one_piece(directory, batch):
-    import onnxruntime as ort  # noqa: PLC0415 - beside its only use
-
-    session = ort.InferenceSession(directory / "unsplit.onnx", providers=["CPUExecutionProvider"])
-    return batch, session.run(None, {"input0": batch})[0]
+    rounded = session_of(tmp_path / "half" / half.unsplit.path).run(None, {"input0": batch})[0]
+    check_every_answer(None, half, tmp_path / "half", batch, expected=rounded)
 
 
 @pytest.mark.exact

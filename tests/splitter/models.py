@@ -80,8 +80,7 @@ class Net(Graph):
 
     def save(self, directory, *outputs, **options):
         """Write the model; return the path of its file."""
-        onnx.save(self.model(*outputs, **options), directory / "net.onnx")
-        return directory / "net.onnx"
+        return saved(directory, self.model(*outputs, **options))
 
     def graph(self, *outputs, **options):
         """Return the network as the splitter reads it."""
@@ -89,6 +88,12 @@ class Net(Graph):
 
     def batch_of(self, count):
         return self.floats(count, *self.size)
+
+
+def saved(directory, model):
+    """Write a model; return the path of its file."""
+    onnx.save(model, directory / "net.onnx")
+    return directory / "net.onnx"
 
 
 def unsplit(model, batch):

@@ -3,7 +3,6 @@
 import warnings
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto
@@ -21,7 +20,7 @@ from serfer.splitter.split import split
 from serfer.splitter.whole import whole_plan
 from serfer.storage.memory import MemoryStore
 from serfer.variants.quantising import with_quantised
-from tests.splitter.models import Net, opened
+from tests.splitter.models import Net, opened, saved
 from tests.splitter.test_random_tails import Tailed
 
 
@@ -92,20 +91,10 @@ def quickly(request, monkeypatch):
         monkeypatch.setattr(measured_part, "measured", lambda *_: (0.001, 1 << 20))
 
 
-@pytest.fixture
-def saved(tmp_path):
-    def save(model):
-        path = tmp_path / "net.onnx"
-        onnx.save(model, path)
-        return path
-
-    return save
-
-
 @pytest.mark.exact
 @pytest.mark.parametrize("make", WHOLE.values(), ids=WHOLE)
-def test_a_whole_plan_has_the_files_own_answers_bit_for_bit(make, saved, tmp_path):
-    path = saved(make())
+def test_a_whole_plan_has_the_files_own_answers_bit_for_bit(make, tmp_path):
+    path = saved(tmp_path, make())
     plan = whole_plan(path, out=tmp_path / "plan")
     assert (len(plan.stages), plan.tasks) == (1, 1)
     assert load_plan(tmp_path / "plan") == plan
@@ -118,8 +107,8 @@ def test_a_whole_plan_has_the_files_own_answers_bit_for_bit(make, saved, tmp_pat
 
 
 @pytest.mark.parametrize("weights", ["zip", "fetched"])
-def test_workers_compute_a_whole_plan_wherever_its_weights_are(weights, saved, tmp_path):
-    path = saved(recurrent(size=16))
+def test_workers_compute_a_whole_plan_wherever_its_weights_are(weights, tmp_path):
+    path = saved(tmp_path, recurrent(size=16))
     plan = whole_plan(path, out=tmp_path / "plan", weights=weights)
     assert plan.stages[0].functions[0].weights.bytes >= 20 * 64 * 4
     batch = noise(2, 2, 16, 16)
@@ -165,8 +154,8 @@ def check_sizes(plan, directory, path, batch):
 
 
 @pytest.mark.parametrize("way", ["whole", "split"])
-def test_an_output_has_each_images_own_size(way, saved, tmp_path):
-    path = saved(found_boxes())
+def test_an_output_has_each_images_own_size(way, tmp_path):
+    path = saved(tmp_path, found_boxes())
     if way == "whole":
         plan = whole_plan(path, out=tmp_path / "plan")
     else:
@@ -178,26 +167,26 @@ def test_an_output_has_each_images_own_size(way, saved, tmp_path):
     check_sizes(plan, tmp_path / "plan", path, batch * np.float32([[[[0.01]]], [[[1]]], [[[10]]]]))
 
 
-def test_an_output_that_is_larger_than_its_bound_fails_by_name(saved, tmp_path):
-    plan = whole_plan(saved(found_boxes(most=2)), out=tmp_path / "plan")
+def test_an_output_that_is_larger_than_its_bound_fails_by_name(tmp_path):
+    plan = whole_plan(saved(tmp_path, found_boxes(most=2)), out=tmp_path / "plan")
     assert plan.output_tensors[0].dims == (4, 4)
     values = [np.zeros((2, 4, 4)), np.zeros((2, 4, 3)), np.array([[4], [5]]), np.array([[4], [4]])]
     with pytest.raises(QueryError, match="'boxes' for image 1 has 5 entries, the plan has room for 4"):
         shaped(plan.output_tensors, values)
 
 
-def test_positions_of_values_are_an_output(saved, tmp_path):
+def test_positions_of_values_are_an_output(tmp_path):
     net = Net(1, 4, 4, batch=1)
     found = net.op("Transpose", net.op("NonZero", net.op("Relu", "x")), perm=[1, 0])
-    path = saved(net.model((found, TensorProto.INT64, 2)))
+    path = saved(tmp_path, net.model((found, TensorProto.INT64, 2)))
     plan = whole_plan(path, out=tmp_path / "plan")
     assert plan.output_tensors[0].dims == (16, 4)
     answer = run_tiles(plan, tmp_path / "plan", noise(1, 1, 4, 4))
     assert np.array_equal(answer[found], own_answers(path, noise(1, 1, 4, 4))[0])
 
 
-def test_an_answer_that_is_kept_has_its_size(saved, tmp_path):
-    plan = whole_plan(saved(found_boxes()), out=tmp_path / "plan")
+def test_an_answer_that_is_kept_has_its_size(tmp_path):
+    plan = whole_plan(saved(tmp_path, found_boxes()), out=tmp_path / "plan")
     cache = ResultCache(MemoryStore(), plan, 60.0)
     answer = run_tiles(plan, tmp_path / "plan", noise(1, 2, 12, 12))
     key = cache.key([b"question"])
@@ -206,8 +195,8 @@ def test_an_answer_that_is_kept_has_its_size(saved, tmp_path):
     assert all(np.array_equal(kept[name], value) for name, value in answer.items())
 
 
-def test_a_network_that_is_quantised_in_part_runs_as_it_is_on_any_grid(saved, tmp_path):
-    path = saved(quantised_in_part())
+def test_a_network_that_is_quantised_in_part_runs_as_it_is_on_any_grid(tmp_path):
+    path = saved(tmp_path, quantised_in_part())
     with pytest.warns(PlanWarning, match=r"no stage can be spread 2x2: \d+ operators run as given, .* because of '"):
         plan = split(path, out=tmp_path / "plan", grids="2x2")
     assert "answers differ between processors" in plan.why
@@ -228,22 +217,22 @@ def test_a_module_that_takes_one_image_at_a_time_is_split(tmp_path):
     assert plan.tasks == 1
 
 
-def test_a_part_with_more_weights_than_a_model_holds_is_refused(saved, tmp_path, monkeypatch):
+def test_a_part_with_more_weights_than_a_model_holds_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(as_is, "MOST_BYTES", 1000)
     with pytest.raises(ModelError, match=r"5,120 bytes of weights, more than the 1,000 that one task can have"):
-        whole_plan(saved(recurrent(size=16)), out=tmp_path / "plan")
+        whole_plan(saved(tmp_path, recurrent(size=16)), out=tmp_path / "plan")
 
 
-def test_the_process_that_measures_reads_no_module_of_the_working_directory(saved, tmp_path, monkeypatch):
+def test_the_process_that_measures_reads_no_module_of_the_working_directory(tmp_path, monkeypatch):
     (tmp_path / "json.py").write_text("raise SystemExit('not the library')")
     monkeypatch.chdir(tmp_path)
-    plan = whole_plan(saved(recurrent()), out=tmp_path / "there" / "plan")
+    plan = whole_plan(saved(tmp_path, recurrent()), out=tmp_path / "there" / "plan")
     assert "measured here on one thread" in plan.why
     assert plan.stages[0].tiles[0].serial_ms > 0
 
 
-def test_a_network_that_runs_as_it_is_has_no_form_in_8_bits(saved, tmp_path):
-    plan = whole_plan(saved(recurrent()), out=tmp_path / "plan")
+def test_a_network_that_runs_as_it_is_has_no_form_in_8_bits(tmp_path):
+    plan = whole_plan(saved(tmp_path, recurrent()), out=tmp_path / "plan")
     with pytest.raises(ModelError, match="cannot be quantised: a part of it runs as it was given"):
         with_quantised(plan, tmp_path / "plan", None, tmp_path / "int8")
 
@@ -261,8 +250,8 @@ def not_finite(kind):
 
 @pytest.mark.parametrize("kind", ["negative", "always", "in part"])
 @pytest.mark.parametrize("make", [whole_plan, split])
-def test_a_network_whose_answers_to_noise_are_not_finite_has_a_plan(make, kind, saved, tmp_path):
-    path = saved(not_finite(kind))
+def test_a_network_whose_answers_to_noise_are_not_finite_has_a_plan(make, kind, tmp_path):
+    path = saved(tmp_path, not_finite(kind))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         plan = make(path, out=tmp_path / "plan")

@@ -4,7 +4,6 @@ import io
 from dataclasses import replace
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 import pytest
 from hypothesis import given
@@ -30,7 +29,7 @@ from serfer.splitter.network import open_sizes
 from serfer.splitter.network.description import read_preprocess
 from serfer.splitter.profiling import measured_part
 from serfer.splitter.whole import whole_plan
-from tests.splitter.models import Net, opened
+from tests.splitter.models import Net, opened, saved
 
 SIZES = "8..40x8..64,multiple=8,pixels=1024"
 
@@ -64,11 +63,6 @@ def everything():
 def classifier():
     net = Net(3, "H", "W")
     return net.model(net.linear(net.flat(net.op("GlobalAveragePool", backbone(net))), 5, 7))
-
-
-def saved(tmp_path, model):
-    onnx.save(model, tmp_path / "net.onnx")
-    return tmp_path / "net.onnx"
 
 
 def made(tmp_path, model, sizes=SIZES):

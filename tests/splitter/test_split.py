@@ -19,7 +19,7 @@ from serfer.splitter.plan_dir.check import run_tiles
 from serfer.splitter.split import split
 from serfer.splitter.whole import whole_plan
 from tests.e2e.small import small_onnx
-from tests.splitter.models import Net, plan_error, relative_error
+from tests.splitter.models import Net, plan_error, relative_error, saved
 
 LABELS = [f"class {index}" for index in range(5)]
 
@@ -31,14 +31,9 @@ def network(dims=("N", "K")):
     return net.model(net.linear(net.flat(x), 256, 5), dims=dims)
 
 
-def save(model, path):
-    path.write_bytes(model.SerializeToString())
-    return path
-
-
 @pytest.fixture
 def file(tmp_path):
-    return save(network(), tmp_path / "net.onnx")
+    return saved(tmp_path, network())
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +134,7 @@ def test_a_file_that_fixes_an_impossible_size_is_refused(home, height, width):
     for axis, size in ((2, height), (3, width)):
         model.graph.input[0].type.tensor_type.shape.dim[axis].dim_value = size
     with pytest.raises(ModelError, match=rf"3 x {height} x {width}: .*268,435,456"):
-        split(save(model, home / "net.onnx"), out=home / "plan")
+        split(saved(home, model), out=home / "plan")
 
 
 FACTORY = """

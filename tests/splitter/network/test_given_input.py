@@ -19,7 +19,7 @@ from serfer.core.exactness import relative_error
 from serfer.splitter.network.source import load
 from serfer.splitter.plan_dir.check import whole_runner
 from serfer.splitter.tiling.from_onnx import from_onnx
-from tests.splitter.models import Net
+from tests.splitter.models import Net, saved
 
 SIZE = (12, 10)
 FORMS = {"NCHW": (3, *SIZE), "NHWC": (*SIZE, 3), "CHW": (3, *SIZE), "HWC": (*SIZE, 3)}
@@ -33,8 +33,7 @@ def save(net, output, directory, dtype, shape, name="x", made=None, gives="float
     model.graph.input[0].CopyFrom(helper.make_tensor_value_info(name, kind, shape))
     model.graph.output[0].type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(np.dtype(gives))
     onnx.checker.check_model(model, full_check=True)
-    onnx.save(model, directory / "net.onnx")
-    return directory / "net.onnx"
+    return saved(directory, model)
 
 
 def framework_network(axes, dtype, batch, scaled):
@@ -186,8 +185,7 @@ def test_what_is_not_one_image_is_refused_with_its_reason(tmp_path):
     model = net.model(net.flat(net.op("Sub", "x", "x")))
     model.graph.node[0].input[1] = "z"
     model.graph.input.append(helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, ["N", 3, "H", "W"]))
-    onnx.save(model, tmp_path / "net.onnx")
-    assert "has 2 inputs ('x', 'z')" in refusal(tmp_path / "net.onnx")
+    assert "has 2 inputs ('x', 'z')" in refusal(saved(tmp_path, model))
     text = refusal(tokens(tmp_path), np.zeros((1, 3, *SIZE), np.float32))
     assert "tensors of 3 axes, not images: its input 'x' is ['N', 16, 3]" in text
     net = Net(3, *SIZE)
@@ -200,8 +198,7 @@ def free(directory, net, output, dims, **metadata):
     model = net.model(output, dims=("N", "A", "B", "C"))
     model.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, dims))
     helper.set_model_props(model, metadata)
-    onnx.save(model, directory / "net.onnx")
-    return directory / "net.onnx"
+    return saved(directory, model)
 
 
 def strided():

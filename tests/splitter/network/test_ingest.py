@@ -12,7 +12,7 @@ from serfer.core.exactness import relative_error
 from serfer.splitter.network.source import load
 from serfer.splitter.tiling import operators
 from serfer.splitter.tiling.from_onnx import from_onnx
-from tests.splitter.models import Net, cut, run_tiles, split_error, unsplit, worst_error
+from tests.splitter.models import Net, cut, run_tiles, saved, split_error, unsplit, worst_error
 
 EXACT = 2e-6
 SIZE = (8, 10)
@@ -228,9 +228,8 @@ def of_opset(opset):
 @pytest.mark.parametrize("opset", range(9, 27))
 def test_a_file_of_this_opset_is_split_exactly(opset, tmp_path):
     net, model = of_opset(opset)
-    onnx.save(model, tmp_path / "net.onnx")
     batch = net.batch_of(2)
-    source, _ = load(tmp_path / "net.onnx", batch)
+    source, _ = load(saved(tmp_path, model), batch)
     assert worst_error(source.onnx, batch, tmp_path / "plan", ["2x2", "1"], expected=unsplit(model, batch)) <= 2e-6
 
 

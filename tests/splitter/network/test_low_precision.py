@@ -1,7 +1,6 @@
 """Networks in 8 bits run as they are, those with weights alone in 8 bits and those in fp16 are split."""
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -13,7 +12,7 @@ from serfer.splitter.network.source import load
 from serfer.splitter.plan_dir import check
 from serfer.splitter.plan_dir.check import run_tiles
 from serfer.splitter.split import split
-from tests.splitter.models import Net, check_every_answer, unsplit
+from tests.splitter.models import Net, check_every_answer, plan_error, saved, unsplit
 
 SIZE = (16, 18)
 STEP = 0.05
@@ -60,8 +59,7 @@ FORMS = [(np.int8, 0, True), (np.int8, -128, True), (np.uint8, 0, False), (np.ui
 @pytest.mark.parametrize(("kind", "zero", "per_channel"), FORMS)
 def test_quantised_network_runs_as_it_is_in_one_task(kind, zero, per_channel, tmp_path):
     net, output = network(kind, zero, per_channel=per_channel)
-    path = tmp_path / "net.onnx"
-    onnx.save(net.model(output), path)
+    path = net.save(tmp_path, output)
     plan = split(path, out=tmp_path / "plan")
     assert (plan.tasks, "(QuantizeLinear)" in plan.why) == (1, True)
     batch = net.batch_of(6)
@@ -74,12 +72,10 @@ def test_quantised_network_runs_as_it_is_in_one_task(kind, zero, per_channel, tm
 def test_quantised_weights_alone_are_split(tmp_path):
     net = Quantised(3, *SIZE)
     x = net.op("Relu", net.op("Conv", "x", net.weight(4, 3, 3, 3), net.bias(4), pads=[1, 1, 1, 1]))
-    model = net.model(net.flat(net.op("GlobalAveragePool", x)))
-    onnx.save(model, tmp_path / "net.onnx")
-    plan = split(tmp_path / "net.onnx", out=tmp_path / "plan", grids=["2x2", "1"])
+    output = net.flat(net.op("GlobalAveragePool", x))
+    plan = split(net.save(tmp_path, output), out=tmp_path / "plan", grids=["2x2", "1"])
     assert plan.tasks > 1
-    batch = net.batch_of(2)
-    assert relative_error(run_tiles(plan, tmp_path / "plan", batch), unsplit(model, batch)) <= 1e-4
+    assert plan_error(net, output, plan, tmp_path / "plan") <= 1e-4
 
 
 def test_quantising_activations_is_named():
@@ -131,8 +127,7 @@ def original(model, batch):
 def test_a_network_in_fp16_is_split(cast, tmp_path):
     net, output = halves(cast)
     model = in_half(net, output, cast)
-    onnx.save(model, tmp_path / "net.onnx")
-    plan = split(tmp_path / "net.onnx", out=tmp_path / "plan", grids=["2x2", "2x2", "1"])
+    plan = split(saved(tmp_path, model), out=tmp_path / "plan", grids=["2x2", "2x2", "1"])
     batch = net.batch_of(2)
     whole = check.whole_runner(tmp_path / "plan" / plan.unsplit.path)(batch)
     check_every_answer(None, plan, tmp_path / "plan", batch, EXACT, expected=whole)
@@ -146,14 +141,12 @@ def test_operators_in_any_order_are_read_and_an_undefined_tensor_is_refused(tmp_
     """ONNX Runtime's own fp16 converter appends the casts of inputs."""
     net, output = halves(cast=True)
     net.nodes.reverse()
-    onnx.save(in_half(net, output, cast=True), tmp_path / "net.onnx")
-    source, example = load(tmp_path / "net.onnx", None)
+    source, example = load(saved(tmp_path, in_half(net, output, cast=True)), None)
     assert source.run(example).shape == (1, 5)
     net.nodes.reverse()
     net.nodes[1].input[0] = "nothing"
-    onnx.save(in_half(net, output, cast=True), tmp_path / "net.onnx")
     with pytest.raises(ModelError, match="nothing"):
-        load(tmp_path / "net.onnx", None)
+        load(saved(tmp_path, in_half(net, output, cast=True)), None)
 
 
 def test_a_mean_in_float16_of_more_values_than_its_range(tmp_path):
@@ -162,6 +155,6 @@ def test_a_mean_in_float16_of_more_values_than_its_range(tmp_path):
     x = net.op("Relu", net.conv("x", 3, 4, 3))
     x = net.op("Relu", net.conv(x, 4, 4, 3))
     mean = net.op("ReduceMean", x, [2, 3])
-    onnx.save(in_half(net, mean, cast=False, dims=(1, 4, 1, 1)), tmp_path / "net.onnx")
-    plan = split(tmp_path / "net.onnx", out=tmp_path / "plan", grids=["2x2", "1"])
+    path = saved(tmp_path, in_half(net, mean, cast=False, dims=(1, 4, 1, 1)))
+    plan = split(path, out=tmp_path / "plan", grids=["2x2", "1"])
     assert len(plan.stages[0].tiles) == 4

@@ -19,7 +19,7 @@ from serfer.splitter.network.metadata import parse_names, read_metadata
 from serfer.splitter.network.source import load
 from serfer.splitter.tiling.from_onnx import from_onnx
 from tests.e2e.small import LABELS, SIZE, small_onnx
-from tests.splitter.models import Net, split_error, unsplit, worst_error
+from tests.splitter.models import Net, saved, split_error, unsplit, worst_error
 
 SHAPE = (1, 3, 320, 320)
 NAMES = str(dict(enumerate(["person", "traffic light", "d'Artagnan", 'the "best"'])))
@@ -127,8 +127,7 @@ class TestCharacter:
 class TestSplit:
     def split(self, model, properties, tmp_path, **options):
         helper.set_model_props(model, properties)
-        onnx.save(model, tmp_path / "net.onnx")
-        return serfer.split(tmp_path / "net.onnx", out=tmp_path / "plan", grids=[(1, 1)], stages=1, **options)
+        return serfer.split(saved(tmp_path, model), out=tmp_path / "plan", grids=[(1, 1)], stages=1, **options)
 
     def test_a_plan_has_what_its_file_says_and_says_so(self, tmp_path):
         names = str(dict(enumerate(LABELS)))

@@ -3,7 +3,6 @@
 from itertools import product
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 import pytest
 import torch
@@ -131,12 +130,11 @@ def test_an_output_that_does_not_depend_on_the_image_is_refused_by_name(tmp_path
 @pytest.mark.parametrize("batch", [1, "N"])
 def test_a_number_for_each_image_is_an_output(tmp_path, batch):
     net = Net(3, 8, 8, batch=batch)
-    model = net.model(net.op("ReduceMean", net.conv("x", 3, 4, [3, 3]), keepdims=0), dims=())
-    onnx.save(model, tmp_path / "net.onnx")
-    images, session = net.batch_of(3), ort.InferenceSession(tmp_path / "net.onnx")
+    path = net.save(tmp_path, net.op("ReduceMean", net.conv("x", 3, 4, [3, 3]), keepdims=0), dims=())
+    images, session = net.batch_of(3), ort.InferenceSession(path)
     expected = [session.run(None, {"x": image[None]})[0] for image in images]
     for form, make in (("split", serfer.split), ("whole", serfer.whole_plan)):
-        make(str(tmp_path / "net.onnx"), out=tmp_path / form)
+        make(str(path), out=tmp_path / form)
         with serfer.open(tmp_path / form, workers="inprocess", store="memory://") as pipeline:
             np.testing.assert_allclose(pipeline.run(images), expected, rtol=1e-5, atol=1e-6)
 

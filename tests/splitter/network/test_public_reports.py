@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 
 import serfer
 from serfer.core.errors import ModelError
-from tests.splitter.models import Net
+from tests.splitter.models import Net, saved
 
 MAP = ("N", "C", "H", "W")
 
@@ -30,8 +30,7 @@ def test_group_normalization(opset, scales, tmp_path):
     x = net.op("GroupNormalization", net.conv("x", 3, 4, 3), scale, bias, num_groups=2, epsilon=1e-4)
     model = net.model(net.conv(x, 4, 4, 3), dims=MAP)
     model.opset_import[0].version = opset  # ONNX's checker refuses the operator of 18 to 20, which ONNX Runtime runs
-    onnx.save(model, tmp_path / "net.onnx")
-    plan = serfer.split(tmp_path / "net.onnx", out=tmp_path / "plan", grids=(2, 2))
+    plan = serfer.split(saved(tmp_path, model), out=tmp_path / "plan", grids=(2, 2))
     assert len(plan.stages[0].tiles) == 4
 
 
@@ -101,8 +100,7 @@ def test_an_output_that_is_listed_twice_or_is_the_input(value, outputs, tmp_path
     net = Net(3, 12, 10)
     model = net.model(net.conv("x", 3, 4, 3), dims=("N", 4, 12, 10))
     model.graph.output.append(getattr(model.graph, value)[0])
-    onnx.save(model, tmp_path / "net.onnx")
-    plan = serfer.split(tmp_path / "net.onnx", out=tmp_path / "plan", grids=(2, 2))
+    plan = serfer.split(saved(tmp_path, model), out=tmp_path / "plan", grids=(2, 2))
     assert len(plan.output_tensors) == outputs
     assert len(plan.stages[0].tiles) == 4
 
@@ -147,9 +145,8 @@ def test_weights_of_more_than_2_gb_meet_a_limit_that_is_named(tmp_path):
     last = model.graph.output[0].name
     model.graph.node.append(helper.make_node("Conv", [last, "w"], ["y"], pads=[1] * 4))
     model.graph.output[0].name = "y"
-    onnx.save(model, tmp_path / "net.onnx")
     with pytest.raises(ModelError, match=r"a stage needs about 7,\d+ MB of memory, .* allows 3,008"):
-        serfer.split(tmp_path / "net.onnx", out=tmp_path / "plan")
+        serfer.split(saved(tmp_path, model), out=tmp_path / "plan")
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from serfer.splitter.network.source import load
 from serfer.splitter.network.zoo import with_torchvision
 from serfer.splitter.split import split
 from serfer.splitter.tiling.from_onnx import from_onnx
-from tests.splitter.models import Net
+from tests.splitter.models import Net, saved
 
 SIZE = (8, 8)
 EXAMPLE = np.zeros((1, 3, *SIZE), np.float32)
@@ -220,29 +220,25 @@ def test_a_file_that_lacks_a_shape_is_read_as_onnx_runtime_reads_it(tmp_path, pl
     net, x = network()
     model = net.model(net.flat(x))
     getattr(model.graph, place)[0].type.tensor_type.ClearField("shape")
-    path = tmp_path / "net.onnx"
-    onnx.save(model, path)
+    path = saved(tmp_path, model)
     source, example = load(path, np.ones((1, 3, 8, 8), np.float32))
     assert len(source.run(example)) == 1
     assert split(path, example, tmp_path / "plan").stages
 
 
 def test_future_opsets_and_outputs_that_are_sequences_are_refused(tmp_path):
-    path = tmp_path / "net.onnx"
     for opset in (29, 99):
         net, x = network()
         model = net.model(net.flat(x))
         model.opset_import[0].version = opset
-        onnx.save(model, path)
-        assert f"opset {opset}" in (text := message(path, None))
+        assert f"opset {opset}" in (text := message(saved(tmp_path, model), None))
         assert "export it with opset 20" in text
     net, x = network()
     model = net.model(net.op("SplitToSequence", x, axis=1))
     kind = onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, None)
     model.graph.output[0].type.CopyFrom(onnx.helper.make_sequence_type_proto(kind))
-    onnx.save(model, path)
     with pytest.raises(ModelError, match="a sequence or a map and not a tensor"):
-        split(path, out=tmp_path / "plan")
+        split(saved(tmp_path, model), out=tmp_path / "plan")
 
 
 FACTORY = """

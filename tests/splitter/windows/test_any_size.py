@@ -24,6 +24,7 @@ from serfer.core.statistics_sum import told
 from serfer.plan_directory import load_plan
 from serfer.splitter.windows.build import crossing
 from serfer.splitter.windows.map_plan import WindowTile
+from tests.splitter.models import saved
 from tests.splitter.windows.random_maps import draw
 from tests.splitter.windows.test_map_plan import NETWORKS, Unet, image, whole
 from tests.splitter.windows.test_random_maps import FIXED_SEED, by_windows, check_cases, compared, seed, session
@@ -153,8 +154,7 @@ def test_rules_that_no_splitter_writes_are_refused(change, coarse_plan):
 
 @pytest.mark.parametrize("how", ["height", "larger side", "large weights"])
 def test_a_network_whose_constants_depend_on_the_size_is_refused_by_its_operator(how, tmp_path):
-    file = tmp_path / "net.onnx"
-    file.write_bytes(scaled(how).model().SerializeToString())
+    file = saved(tmp_path, scaled(how).model())
     operator = r"'conv_\d+' \(Conv\)" if how == "large weights" else r"'mul_\d+' \(Mul\)"
     with pytest.raises(ModelError, match=f"{operator}.*depends on the image's size: give the sizes of your images"):
         serfer.map_plan(file, "any", tmp_path / "plan", window=64)
@@ -162,11 +162,11 @@ def test_a_network_whose_constants_depend_on_the_size_is_refused_by_its_operator
 
 
 def test_a_network_that_pads_to_a_multiple_has_a_plan_for_multiples(tmp_path):
-    net, file = network(), tmp_path / "net.onnx"
+    net = network()
     more = [net.op("Mod", net.op("Neg", net.side(axis)), [8]) for axis in (2, 3)]
     net.then("Pad", net.op("Concat", [0, 0, 0, 0, 0, 0], *more, axis=0))
     net.conv((3, 3), pads=[1, 1, 1, 1])
-    file.write_bytes(net.model().SerializeToString())
+    file = saved(tmp_path, net.model())
     with pytest.raises(ModelError, match="depends on the image's size"):
         serfer.map_plan(file, "any", tmp_path / "plan", window=64)
     serfer.map_plan(file, "any,multiple=8", tmp_path / "plan", window=64)

@@ -31,6 +31,7 @@ from serfer.core.kept_maps import packed, unpacked
 from serfer.core.plan import IMAGE_READ
 from serfer.core.statistics_sum import StatisticsSum, told
 from serfer.plan_directory import load_plan
+from tests.splitter.models import saved
 from tests.splitter.windows.random_maps import draw
 
 FEW, DAILY, WEEKLY = 5, 120, 3000
@@ -114,11 +115,7 @@ def session(model):
 
 def network_of(case, place):
     """Return a case's network as `map_plan` takes it."""
-    if isinstance(case.model, nn.Module):
-        return case.model
-    file = Path(place, "net.onnx")
-    file.write_bytes(case.model.SerializeToString())
-    return file
+    return case.model if isinstance(case.model, nn.Module) else saved(Path(place), case.model)
 
 
 def answers_of(case):

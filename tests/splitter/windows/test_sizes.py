@@ -17,7 +17,7 @@ from serfer.core.plan import MapStatistics
 from serfer.plan_directory import load_plan
 from serfer.splitter.network.graph import STATISTICS, Graph, Node, Statistic
 from serfer.splitter.windows.sections import Prices, Section, _cheapest, sections_of
-from tests.splitter.models import Net
+from tests.splitter.models import Net, saved
 from tests.splitter.windows.random_maps import Drawn
 from tests.splitter.windows.test_map_plan import image
 from tests.splitter.windows.test_random_maps import by_windows, session
@@ -86,9 +86,7 @@ def dead_lines(*lines):
 
 
 def planned(net, sizes, place, window=64, **options):
-    file = place / "net.onnx"
-    file.write_bytes(net.model().SerializeToString())
-    return serfer.map_plan(file, sizes, place / "plan", window=window, **options)
+    return serfer.map_plan(saved(place, net.model()), sizes, place / "plan", window=window, **options)
 
 
 def check(net, place):
@@ -143,9 +141,8 @@ def refusal(net, tmp_path, *outputs, size=(256, 256), window="auto"):
     model = net.model(outputs[0], dims=("N", "C", "Y", "X"))
     for name in outputs[1:]:
         model.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [None] * 4))
-    onnx.save(model, tmp_path / "net.onnx")
     with pytest.raises(ModelError) as caught:
-        serfer.map_plan(tmp_path / "net.onnx", [size], tmp_path / "plan", window=window)
+        serfer.map_plan(saved(tmp_path, model), [size], tmp_path / "plan", window=window)
     return str(caught.value)
 
 

@@ -33,11 +33,13 @@ def test_a_coroutine_runs_on_the_loops_own_thread(loop):
     assert loop.wait(where()) == "serfer-loop"
 
 
-def test_an_error_reaches_the_waiting_caller(loop):
+@pytest.mark.parametrize("error", [ZeroDivisionError, TimeoutError])
+def test_error_of_a_coroutine_reaches_the_waiting_caller(loop, error):
     async def fail():
-        raise ZeroDivisionError
+        await asyncio.sleep(0)
+        raise error("its own")
 
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(error, match="its own"):
         loop.wait(fail())
 
 
@@ -99,15 +101,6 @@ def test_an_interrupt_that_comes_while_the_loop_is_busy_is_not_lost(loop):
         loop.wait(slow_start())
     loop.close()
     assert ended == ["cancelled"]
-
-
-def test_a_coroutines_own_timeout_is_its_error(loop):
-    async def too_late():
-        await asyncio.sleep(0)
-        raise TimeoutError("its own")
-
-    with pytest.raises(TimeoutError, match="its own"):
-        loop.wait(too_late())
 
 
 def test_closing_cancels_running_tasks_and_awaits_their_clean_up(loop):

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from serfer.core.costs.aws import shipped_aws
@@ -134,7 +134,6 @@ def attempts(traced):
 
 
 class TestAnyQueries:
-    @settings(deadline=None)
     @given(SOME)
     def test_spans_of_a_row_nest_in_the_order_of_the_file(self, traced):
         """Viewers sort by start, keep the file's order among equals, and drop whatever overlaps without nesting."""
@@ -150,7 +149,6 @@ class TestAnyQueries:
                 assert not around or end(event) <= end(around[-1])
                 around.append(event)
 
-    @settings(deadline=None)
     @given(SOME)
     def test_worker_stands_in_the_middle_of_its_invocation(self, traced):
         for attempt in attempts(traced):
@@ -160,7 +158,6 @@ class TestAnyQueries:
                 assert before >= 0
                 assert after == pytest.approx(before, abs=1e-6) or (before == 0 and after < 0)
 
-    @settings(deadline=None)
     @given(SOME)
     def test_all_worker_reports_are_in_the_trace(self, traced):
         events = trace_events(traced)
@@ -169,7 +166,6 @@ class TestAnyQueries:
             reported = [getattr(report, field) for report in reports]
             assert sorted(event["args"]["ms"] for event in spans(events, step)) == sorted(filter(None, reported))
 
-    @settings(deadline=None)
     @given(SOME)
     def test_query_is_its_parts(self, traced):
         events = trace_events(traced)
@@ -182,7 +178,6 @@ class TestAnyQueries:
             shown = [event["dur"] / 1e6 for event in spans(events, name)]
             assert shown == pytest.approx(seconds, abs=2e-6)
 
-    @settings(deadline=None)
     @given(SOME)
     def test_every_row_has_a_name_of_its_own_in_a_named_process_and_all_is_json(self, traced):
         events = trace_events(traced)

@@ -1,4 +1,6 @@
+from contextlib import suppress
 from importlib.metadata import EntryPoint, EntryPoints
+from itertools import product
 
 import pytest
 
@@ -47,14 +49,10 @@ def test_a_scheme_that_only_ends_like_another_is_not_taken_for_it(monkeypatch):
 
 def test_all_other_combinations_are_accepted():
     taken = 0
-    for workers in WORKERS:
-        for driver in DRIVERS:
-            for store in STORES:
-                try:
-                    Choices(store, workers, driver).check()
-                except UsageError:
-                    continue
-                taken += 1
+    for store, workers, driver in product(STORES, WORKERS, DRIVERS):
+        with suppress(UsageError):
+            Choices(store, workers, driver).check()
+            taken += 1
     inprocess, local, aws = 2 * len(STORES), 4 * (len(STORES) - 1), 4 * (len(STORES) - 3)
     assert taken == inprocess + local + aws
 

@@ -121,7 +121,7 @@ def test_a_piece_is_runs_of_whole_cells_in_order_inside_the_object(world):
         assert read == sum(shapes[number].channels * rect.area for number, rect in wanted.items())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(maps())
 def test_the_order_of_few_cells_is_optimal(world):
     _, _, before, wanted = world

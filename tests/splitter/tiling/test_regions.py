@@ -189,7 +189,7 @@ def resized(graph):
     return matrices
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.data())
 def test_a_window_of_a_resizing_is_any_other_of_its_kind_by_its_position(data):
     factor, aligned = data.draw(st.sampled_from([2, 3, 4])), data.draw(st.booleans())
@@ -219,7 +219,7 @@ def test_a_window_of_a_resizing_is_any_other_of_its_kind_by_its_position(data):
         np.testing.assert_allclose(got[0], expected[:, *made.slices], rtol=0, atol=1e-5)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(3, 60), st.integers(3, 60), st.integers(1, 9), st.integers(1, 9), st.integers(15, 25))
 def test_what_windows_give_to_bins_is_their_mean_in_the_whole_map(high, wide, down, across, side):
     values = np.random.default_rng(0).standard_normal((2, high, wide), dtype=np.float32)

@@ -49,7 +49,7 @@ def test_a_map_too_large_for_whole_matrices(mode, where, size):
     assert tile_error(net, x, (3, 2)) <= EXACT
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, database=None)
+@settings(max_examples=40, derandomize=True, database=None)
 @given(
     before=st.tuples(st.integers(1, 40), st.integers(1, 160)),
     after=st.tuples(st.integers(2, 90), st.integers(2, 330)),
@@ -113,7 +113,7 @@ def test_a_tile_that_needs_whole_columns_has_all_their_rows(before, after, mode)
     assert tile_error(net, x, (1, 4)) <= EXACT
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60, derandomize=True, database=None)
 @given(
     inputs=st.integers(1, 900),
     outputs=st.integers(1, 1200),

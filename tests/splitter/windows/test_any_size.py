@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
@@ -242,7 +242,6 @@ def test_passes_add_up_the_statistics_of_images_of_any_size(gated):
 def test_each_unit_of_an_image_of_any_size_is_owned_by_one_window_of_a_pass(gated):
     passes = load_plan(gated[0]).windows.passes
 
-    @settings(deadline=None)
     @given(st.integers(39, 1_000), st.integers(39, 1_000))
     def check(height, width):
         for one in passes:

@@ -225,7 +225,7 @@ def price_of(graph, target, reads, read, compute):
     return None if "x" in needed and "x" not in reads else cost
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(networks())
 def test_no_other_choice_of_maps_is_cheaper(network):
     graph, target, read, compute = network

@@ -21,16 +21,13 @@ class Drawn(Net):
     def __init__(self, draw, largest=21):
         self.draw = draw
         super().__init__(self.number(1, 4), self.number(9, largest), self.number(9, largest), self.number(0, 999))
-        self.name, self.shape, self.story = "x", self.size, []
+        self.name, self.shape = "x", self.size
 
     def number(self, low, high):
         return self.draw(st.integers(low, high))
 
     def flip(self):
         return self.draw(st.booleans())
-
-    def note(self, *words):
-        self.story.append(" ".join(str(word) for word in (*words, "->", self.shape)))
 
     def then(self, kind, *inputs, shape=None, **attributes):
         """Append an operator on the current map (and other inputs); its output becomes the current map."""
@@ -75,7 +72,6 @@ class Drawn(Net):
         size = self.after(window)
         self.name = self.conv(self.name, self.shape[0], channels, window.pop("kernel_shape"), groups, **window)
         self.shape = (channels, *size)
-        self.note("conv", window, "groups", groups)
 
     def step_pool(self):
         window = self.window(3, pooling=True)
@@ -85,7 +81,6 @@ class Drawn(Net):
             ceil, size = 0, self.after(window)
         more = {"count_include_pad": self.number(0, 1)} if kind == "AveragePool" else {}
         self.then(kind, shape=(self.shape[0], *size), ceil_mode=ceil, **window, **more)
-        self.note(kind, window, "ceil", ceil, more)
 
     def step_activation(self):
         kind = self.draw(st.sampled_from([*UNARY, "silu", "where", "clip"]))
@@ -98,26 +93,22 @@ class Drawn(Net):
             self.then("Clip", -1.0, 1.5)
         else:
             self.then(kind)
-        self.note(kind)
 
     def step_batch_norm(self):
         channels = self.shape[0]
         self.then("BatchNormalization", *self.floats(3, channels), np.abs(self.floats(channels)) + 0.5)
-        self.note("batch norm")
 
     def step_residual(self):
         before, channels = self.name, self.shape[0]
         inner = self.op("Relu", self.conv(before, channels, channels, 3))
         inner = self.conv(inner, channels, channels, [1, 3], pads=[0, 1, 0, 1])
         self.name = self.op("Add", inner, before)
-        self.note("residual")
 
     def step_branches(self):
         channels, before = self.shape[0], self.name
         one = self.conv(before, channels, 2, [5, 1], pads=[2, 0, 2, 0])
         two = self.op("MaxPool", before, kernel_shape=[3, 3], pads=[1, 1, 1, 1])
         self.name, self.shape = self.op("Concat", one, two, before, axis=1), (2 * channels + 2, *self.shape[1:])
-        self.note("branches")
         self.thin()
 
     def thin(self):
@@ -131,7 +122,6 @@ class Drawn(Net):
         amounts = [0, channels, top, left, 0, 0, bottom, right]
         shape = (self.shape[0] + channels, self.shape[1] + top + bottom, self.shape[2] + left + right)
         self.then("Pad", amounts, *([0.5] if mode == "constant" else []), shape=shape, mode=mode)
-        self.note("pad", mode, (channels, top, left, bottom, right))
 
     def step_slice(self):
         starts, stops, steps, shape = [], [], [], []
@@ -142,14 +132,12 @@ class Drawn(Net):
             starts.append(start), stops.append(stop), steps.append(step)
             shape.append(-(-(stop - start) // step))
         self.then("Slice", starts, stops, [1, 2, 3], steps, shape=shape)
-        self.note("slice", starts, stops, steps)
 
     def step_split(self):
         if self.shape[0] > 1:
             first = self.number(1, self.shape[0] - 1)
             left, right = self.op("Split", self.name, [first, self.shape[0] - first], outputs=2, axis=1)
             self.name = self.op("Concat", right, self.op("Relu", left), axis=1)
-            self.note("split", first)
 
     def step_shuffle(self):
         channels, rows, cols = self.shape
@@ -159,7 +147,6 @@ class Drawn(Net):
             self.then("Reshape", [0, channels, rows, cols])
         else:
             self.then("Gather", self.random.permutation(channels), axis=1)
-        self.note("shuffle")
 
     def step_squeeze_and_excite(self):
         channels, before = self.shape[0], self.name
@@ -170,7 +157,6 @@ class Drawn(Net):
             gate = self.linear(self.op("Relu", self.linear(self.flat(gate), channels, 3)), 3, channels)
             gate = self.op("Reshape", gate, [0, channels, 1, 1])
         self.name = self.op("Mul", before, self.op("Sigmoid", gate))
-        self.note("squeeze and excite")
 
     def step_channels_last(self):
         channels, before = self.shape[0], self.name
@@ -179,14 +165,12 @@ class Drawn(Net):
         self.then("MatMul", self.floats(channels, channels))
         self.then("Transpose", perm=[0, 3, 1, 2])
         self.name = self.op("Add", self.name, before)
-        self.note("channels last")
 
     def step_spatial_gate(self):
         before = self.name
         mean, most = (self.op(kind, before, [1]) for kind in ("ReduceMean", "ReduceMax"))
         gate = self.conv(self.op("Concat", mean, most, axis=1), 2, 1, 3)
         self.name = self.op("Mul", before, self.op("Sigmoid", gate))
-        self.note("spatial gate")
 
     def step_resample(self):
         _, rows, cols = self.shape
@@ -205,12 +189,10 @@ class Drawn(Net):
         if how == "pixels" and self.shape[0] % 4 == 0:
             shape = (self.shape[0] // 4, 2 * self.shape[1], 2 * self.shape[2])
             self.then("DepthToSpace", shape=shape, blocksize=2, mode=self.draw(st.sampled_from(["CRD", "DCR"])))
-            self.note("pixels")
         if self.shape[1:] != (rows, cols):
             mode, where = how if how in {"nearest", "cubic"} else "linear", self.draw(st.sampled_from(PLACES))
             attributes = {"mode": mode, "coordinate_transformation_mode": where, "axes": [2, 3]}
             self.then("Resize", "", "", [rows, cols], shape=(self.shape[0], rows, cols), **attributes)
-            self.note("resize", mode, where)
 
     def transposed(self, rows, cols):
         channels = self.shape[0]
@@ -222,12 +204,10 @@ class Drawn(Net):
         shape = (group * (4 // group or 1), rows, cols)
         pads = {"auto_pad": self.draw(st.sampled_from(["NOTSET", "SAME_UPPER"])), "output_shape": [rows, cols]}
         self.then("ConvTranspose", weight, shape=shape, **window, **pads)
-        self.note("transposed", window, pads)
 
     def step_constant_map(self):
         shape = self.draw(st.sampled_from([self.shape, (1, *self.shape[1:]), self.shape[1:], (self.shape[0], 1, 1)]))
         self.then(self.draw(st.sampled_from(["Add", "Mul"])), self.floats(*shape))
-        self.note("constant", shape)
 
     def step_adaptive_pool(self):
         rows, cols = (self.number(SMALLEST, size) for size in self.shape[1:])
@@ -238,13 +218,11 @@ class Drawn(Net):
                 row[:start] = row[start + 2 :] = 0
         wide = self.op("MatMul", self.name, right)
         self.name, self.shape = self.op("MatMul", left, wide), (self.shape[0], rows, cols)
-        self.note("matrices")
 
     def step_in_one_piece(self):
         if self.number(0, 2) == 0:  # a barrier for every grid: not too often
             self.then("CumSum", 2)
             self.then("Mul", 0.1)
-            self.note("sums of rows")
 
     def step_instance_norm(self):
         channels = self.shape[0]
@@ -255,17 +233,14 @@ class Drawn(Net):
             self.then("Reshape", [0, groups, -1])
             self.then("InstanceNormalization", np.ones(groups), np.zeros(groups), epsilon=0.1)
             self.then("Reshape", [0, *shape], shape=shape)
-        self.note("instance norm")
 
     def merge(self, skip, shape):
         """Join an earlier map of the same size to the current one: as more channels, or added."""
         if self.flip():
             self.name, self.shape = self.op("Concat", skip, self.name, axis=1), (shape[0] + self.shape[0], *shape[1:])
-            self.note("joined")
         else:
             self.name = self.op("Add", self.conv(self.name, self.shape[0], shape[0], 1), skip)
             self.shape = shape
-            self.note("added")
         self.thin()
 
     def scores(self):
@@ -280,13 +255,11 @@ class Drawn(Net):
         best = self.op("Cast", best, to=TensorProto.FLOAT)
         if helper.get_node_attr_value(self.nodes[-2], "keepdims") == 0:
             best = self.op("Unsqueeze", best, [1])
-        self.note(kind)
         return self.op("Concat", scores, best, axis=1)
 
     def head(self):
         """Append what makes a vector of the map, and perhaps fully connected layers; return the output's name."""
         how = self.draw(st.sampled_from(["flat", "GlobalAveragePool", "GlobalMaxPool", "ReduceMean"]))
-        self.note("head", how)
         if how == "ReduceMean":
             x, size = self.op(how, self.name, [2, 3], keepdims=0), self.shape[0]
         else:
@@ -295,7 +268,6 @@ class Drawn(Net):
         for width in self.draw(st.lists(st.integers(4, 9), max_size=2)):
             x, size = self.linear(x, size, width), width
             x = self.op("Sigmoid", x) if self.flip() else x
-            self.story.append(f"fully connected {width}")
         return self.linear(x, size, 6)
 
 
@@ -320,7 +292,7 @@ class Wanted:
     story: list[str] = field(default_factory=list)
 
     def __repr__(self):
-        return "\n  ".join(["", f"image {self.net.size}", *self.net.story, *self.story])
+        return "\n  ".join([f"image {self.net.size}", *map(helper.printable_node, self.net.nodes), *self.story])
 
 
 GRIDS = ["2x2", "1x2", "2x1", "3x2", "1x3", "3x3", "col2", "col3"]

@@ -48,7 +48,8 @@ class Case:
         return rng.standard_normal((1, self.channels, height, width), dtype=np.float32)
 
     def __str__(self):
-        story = "; ".join(self.story)
+        module = isinstance(self.model, nn.Module)
+        story = "; ".join(self.story) if module else helper.printable_graph(self.model.graph)
         return f"case {self.number} of seed {self.seed}: sizes {self.sizes}, window {self.window}: {story}"
 
 
@@ -66,7 +67,7 @@ class Drawn(Graph):
 
     def __init__(self, rng):
         super().__init__(rng.getrandbits(60))
-        self.rng, self.story, self.said = rng, [], ""
+        self.rng, self.story = rng, []
         self.name, self.channels = "x", rng.choice([1, 2, 3])
         self.first = self.channels
         self.kept = [("x", self.channels)]
@@ -93,16 +94,12 @@ class Drawn(Graph):
         weights = [(USUAL | RARE).get(name.removeprefix("step_"), 1) for name in steps]
         for name in self.rng.choices(steps, weights, k=self.rng.randint(1, most)):
             before = self.name
-            getattr(self, name)()
-            self.story.append(name.removeprefix("step_") + self.said)
-            self.said = ""
+            replaced = getattr(self, name)()
+            self.story.append(name.removeprefix("step_") + (f" replaced at {replaced}" if replaced else ""))
             if self.name != before:
                 self.kept.append((self.name, self.channels))
         if self.rng.random() < 0.7:
             self.conv((3, 3), pads=[1, 1, 1, 1])
-
-    def say(self, *words):
-        self.said = f"({', '.join(map(str, words))})"
 
     def step_conv(self):
         rng = self.rng
@@ -111,7 +108,6 @@ class Drawn(Graph):
         dilations = [rng.choice([1, 1, 1, 2, 3])] * 2
         same = [dilation * (size - 1) // 2 for size, dilation in zip(kernel, dilations, strict=True)] * 2
         pads = rng.choice([same, same, same, [0] * 4, [rng.randint(0, 3) for _ in "tlbr"]])
-        self.say(kernel, strides, dilations, pads)
         self.conv(kernel, strides=strides, dilations=dilations, pads=pads)
 
     def step_activation(self):
@@ -123,7 +119,6 @@ class Drawn(Graph):
         stride, ceil = rng.choice([1, 2, 2, 2, 3]), rng.randint(0, 1)
         pads = [rng.choice([0, 0, 1])] * 4
         kind = rng.choice(["MaxPool", "AveragePool"])
-        self.say(kind, kernel, stride, pads, "ceil" * ceil)
         more = {"count_include_pad": rng.randint(0, 1)} if kind == "AveragePool" else {}
         self.then(kind, kernel_shape=kernel, strides=[stride] * 2, pads=pads, ceil_mode=ceil, **more)
 
@@ -132,7 +127,6 @@ class Drawn(Graph):
         kernel, stride = rng.choice([(2, 2), (3, 2), (4, 2), (3, 3), (3, 1), (5, 4)])
         pad, more = rng.randint(0, (kernel - 1) // 2), rng.randint(0, stride - 1)
         channels = rng.randint(1, 4)
-        self.say(kernel, stride, pad, more)
         weight = self.floats(self.channels, channels, kernel, kernel, scale=(self.channels * kernel) ** -0.5)
         self.then("ConvTranspose", weight, strides=[stride] * 2, pads=[pad] * 4, output_padding=[more] * 2)
         self.channels = channels
@@ -143,18 +137,15 @@ class Drawn(Graph):
         amounts = [rng.randint(0, 5) for _ in "tlbr"]
         if mode == "constant" and rng.random() < 0.5:
             amounts = [rng.randint(-7, 5) for _ in "tlbr"]
-        self.say(mode, amounts)
         self.then("Pad", [0, 0, *amounts[:2], 0, 0, *amounts[2:]], mode=mode)
 
     def step_crop(self):
         top, left, bottom, right = (self.rng.randint(0, 12) for _ in "tlbr")
-        self.say(top, left, bottom, right)
         self.then("Slice", [top, left], [-bottom or 2**62, -right or 2**62], [2, 3])
 
     def step_every_other(self):
         start, step = self.rng.randint(0, 2), self.rng.choice([2, 2, 3])
         axis = self.rng.choice([2, 3])
-        self.say(start, step, axis)
         self.then("Slice", [start], [2**62], [axis], [step])
 
     def _mode(self):
@@ -163,25 +154,21 @@ class Drawn(Graph):
         if mode == "nearest":
             place = self.rng.choice([*_PLACES, "asymmetric", "asymmetric"])
             attributes |= {"coordinate_transformation_mode": place, "nearest_mode": self.rng.choice(_NEAREST)}
-        self.say(*attributes.values())
         return attributes
 
     def step_resize(self):
         scale = self.rng.choice(_SCALES)
         scales = [scale, scale] if self.rng.random() < 0.8 else [scale, 1.0]
         attributes = self._mode()
-        self.said += str([round(each, 2) for each in scales])
         self.then("Resize", "", np.float32([1, 1, *scales]), **attributes)
 
     def step_resize_to_a_size(self):
         rng = self.rng
         if rng.random() < 0.2:
             self.then("Resize", "", "", [1, self.channels, 64, 64], **self._mode())
-            self.said += "fixed"
             return
         up, down, more = rng.choice([(2, 1, 0), (1, 2, 0), (3, 2, 0), (1, 1, 1), (1, 1, -7), (2, 1, -1), (1, 4, 0)])
         attributes = self._mode()
-        self.said += f"x{up}/{down}+{more}"
         sides = [
             self.op("Add", self.op("Div", self.op("Mul", self.side(axis), [up]), [down]), [more]) for axis in (2, 3)
         ]
@@ -192,7 +179,6 @@ class Drawn(Graph):
         name, channels = self.rng.choice(self.kept)
         how = self.rng.choice(["resize", "resize", "resize", "pad"])
         attributes = self._mode()
-        self.said = f"({how}{self.said if how == 'resize' else ''} to {name})"
         sides = [self.side(axis, name) for axis in (2, 3)]
         if how == "resize":
             self.then("Resize", "", "", self.op("Concat", [1, self.channels], *sides, axis=0), **attributes)
@@ -210,7 +196,6 @@ class Drawn(Graph):
     def step_scaled_by_size(self):
         """Multiply by a number that depends on the height, the width, both, or the larger of them."""
         how = self.rng.choice(["height", "width", "area", "larger", "per channel", "weights"])
-        self.say(how)
         height, width = (self.op("Cast", self.side(axis, "x"), to=TensorProto.FLOAT) for axis in (2, 3))
         number = {"width": width, "area": self.op("Mul", height, width), "larger": self.op("Max", height, width)}.get(
             how, height
@@ -229,13 +214,11 @@ class Drawn(Graph):
     def step_padded_to_a_multiple(self):
         """Pad rows and columns to a multiple, as networks of patches do."""
         multiple = self.rng.choice([2, 7, 8, 16])
-        self.say(multiple)
         more = [self.op("Mod", self.op("Neg", self.side(axis)), [multiple]) for axis in (2, 3)]
         self.then("Pad", self.op("Concat", [0, 0, 0, 0, 0, 0], *more, axis=0))
 
     def step_cut_to_a_multiple(self):
         multiple = self.rng.choice([2, 4, 8])
-        self.say(multiple)
         ends = [self.op("Mul", self.op("Div", self.side(axis), [multiple]), [multiple]) for axis in (2, 3)]
         self.then("Slice", [0, 0], self.op("Concat", *ends, axis=0), [2, 3])
 
@@ -244,11 +227,11 @@ class Drawn(Graph):
         axis, rng = self.rng.choice([2, 3]), self.rng
         numbers = self.op("Range", 0, self.op("Squeeze", self.side(axis)), 1)
         dead = [rng.randint(1, 150) for _ in range(rng.choice([0, 1, 1, 2]))]
-        self.say(axis, dead)
         for line in dead:
             hit = self.op("Equal", numbers, [line])
             numbers = self.op("Where", hit, [line - 1], numbers)
         self.then("Gather", numbers, axis=axis)
+        return dead
 
     def step_flipped(self):
         axis = self.rng.choice([2, 3])
@@ -272,7 +255,6 @@ class Drawn(Graph):
     def step_other_way_by_size(self):
         """Take one of two convolutions, by the height of the image."""
         limit, channels = self.rng.choice([100, 150, 200]), self.rng.randint(1, 4)
-        self.say(limit)
         condition = self.op("Squeeze", self.op("Greater", self.side(2, "x"), [limit]))
         weights = [self.normal(channels, self.channels, 3, 3, deviation=0.4) for _ in "ab"]
         strides = self.rng.choice([[1, 1], [1, 1], [1, 2]])
@@ -294,7 +276,6 @@ class Drawn(Graph):
         gates = [self.op("Conv", self.op(pool, self.name), weight) for pool in pools]
         gate = gates[0] if len(gates) == 1 else self.op("Add", *gates)
         self.then("Mul", self.op("Sigmoid", gate))
-        self.say(*pools)
 
     def step_norm(self):
         """Instance or group norm, as operators or by hand, around the mean or around zero."""
@@ -316,7 +297,6 @@ class Drawn(Graph):
         else:
             norms = self.op("ReduceL2", self.name, axes)
             self.then("Div", self.op("Add", self.op("ReduceMean", norms, [1]), tiny))
-        self.say(how)
 
     def step_context(self):
         """A vector of the whole image, at every position beside the map, or added to it."""

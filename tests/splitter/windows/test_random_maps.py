@@ -237,7 +237,7 @@ if __name__ == "__main__":
         print(drawn, *outcome(drawn))  # noqa: T201 - what a script says
 
 
-ELSEWHERE = ("global(", "global", "flipped", "placed")
+ELSEWHERE = ("global", "flipped", "placed")
 """Steps whose values depend on where in the image they are, or which look at all of a row or column."""
 _MOST = 8
 """Of a resizing's factor: the numerator and the denominator of those after so many rows of which it begins again."""
@@ -247,16 +247,10 @@ _LEAST = 4
 
 def has_a_map(case):
     """Return whether a case's network is an ONNX file and looks at neighbourhoods and at statistics, at all sizes."""
-    if isinstance(case.model, nn.Module) or any(
-        step.startswith(ELSEWHERE) or _replaces_lines(step) for step in case.story
-    ):
+    elsewhere = any(step.startswith(ELSEWHERE) or " replaced at " in step for step in case.story)
+    if isinstance(case.model, nn.Module) or elsewhere:
         return False
-    heights, widths = zip(*case.sizes, strict=True)
-    return all(_is_local(case, size) for size in product(heights, widths))
-
-
-def _replaces_lines(step):
-    return step.startswith("selected_rows") and not step.endswith("[])")
+    return all(_is_local(case, size) for size in product(*zip(*case.sizes, strict=True)))
 
 
 def _is_local(case, size):

@@ -1,14 +1,12 @@
 """Maps of random networks, sizes and windows: those of the network on the whole image, or refused by their reason.
 
 The oracle is ONNX Runtime (torch, of modules) on the whole image, which knows nothing of windows; which of the networks
-have a map at all says a judge that knows nothing of the splitter (judge.py). A case is repeated by
-`TEST_SEED=SEED .venv/bin/python tests/splitter/windows/test_random_maps.py NUMBER ...`. Pytest prints the seed,
-which `make weekly` takes from the day.
+have a map at all says a judge that knows nothing of the splitter (`has_a_map`). `check_cases([draw(SEED, NUMBER)])`
+repeats a case; pytest prints the seed, which `make weekly` takes from the day.
 """
 
 import os
 import re
-import sys
 import tempfile
 import warnings
 from collections import Counter
@@ -229,12 +227,6 @@ def test_a_few_random_networks_have_the_map_of_the_whole_image():
 )
 def test_random_networks_have_the_map_of_the_whole_image_or_are_refused(count, lanes, lane):
     check(range(lane, count, lanes), seed())
-
-
-if __name__ == "__main__":
-    for each in sys.argv[1:]:
-        drawn = draw(seed(), int(each), several=True)
-        print(drawn, *outcome(drawn))  # noqa: T201 - what a script says
 
 
 ELSEWHERE = ("global", "flipped", "placed")

@@ -31,9 +31,9 @@ from tests.splitter.models import Net
 def residual():
     """x (12 x 12) -> 3x3 convolution -> 3x3 pool of stride 2 (6 x 6) -> 3x3 convolution, added to the pool's result."""
     net = Net(1, 12, 12)
-    x = net.op("Relu", net.conv("x", 1, 1, 3), output="relu")
+    x = net.op("Relu", net.conv("x", 1, 1, 3, output="t0"), output="relu")
     x = net.op("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1], output="pool")
-    x = net.op("Add", net.conv(x, 1, 1, 3), x, output="sum")
+    x = net.op("Add", net.conv(x, 1, 1, 3, output="t3"), x, output="sum")
     return net.graph(net.flat(x))
 
 

@@ -100,7 +100,7 @@ def test_repeating_rows_and_columns_is_one_operator_in_every_tile(nearest_mode):
     repeated = nearest_mode != "ceil"
     assert [node.kind for node in graph.nodes] == ["Resize", "Flatten"]
     assert (graph.nodes[0].attributes["nearest_mode"] == b"floor") is repeated
-    assert tile_error(net, "t0", (2, 2)) == 0
+    assert tile_error(net, x, (2, 2)) == 0
 
 
 @pytest.mark.parametrize("mode", ["nearest", "linear"])

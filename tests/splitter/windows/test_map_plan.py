@@ -216,6 +216,12 @@ def test_a_query_without_a_window_or_with_one_that_the_plan_lacks_is_refused(map
         pipeline.submit(image(64, 64), context=RequestContext(window=0))
 
 
+def check_refused(plan, windows):
+    """Check that a plan is refused if its windows are others."""
+    with pytest.raises(PlanError, match=r"plan\.json"):
+        parse_plan(dump_plan(sealed(replace(plan, windows=windows))))
+
+
 def _with_ends(windows, *, first, last):
     """Leave out the first window of each row, or let the last one read past the image."""
     axis = windows.widths[0]
@@ -238,9 +244,7 @@ def _with_ends(windows, *, first, last):
 )
 def test_windows_that_no_splitter_writes_are_refused(change, map_directory):
     plan = load_plan(map_directory)
-    text = dump_plan(sealed(replace(plan, windows=change(plan.windows))))
-    with pytest.raises(PlanError, match=r"plan\.json"):
-        parse_plan(text)
+    check_refused(plan, change(plan.windows))
 
 
 class Doubtful(nn.Module):

@@ -50,16 +50,19 @@ def tile(*attempts):
     return TileRun([*attempts], next(one.result for one in attempts if isinstance(one.result, Report)))
 
 
-def query(*stages, name="a.jpg", submitted=None, puts=0):
-    """A query of stages, each given by its tiles: it came 5 ms before the first, and ended 1 ms after the last."""
+def query(*stages):
+    """Return a query of stages, each given by its tiles."""
     runs = [
         StageRun(min(one.requested for run in tiles for one in run.attempts), [*tiles], max(map(last, tiles)))
         for tiles in stages
     ]
-    start, end = runs[0].started, runs[-1].ended
-    came = start - 0.005 if submitted is None else submitted
-    answer = Answer("q", start - 0.001, end, runs, [], [0, 0], Overheads(counts=StoreCounts(puts=puts)))
-    return name, result(answer, came, start - 0.002, end + 0.001)
+    return traced(runs, runs[0].started, runs[-1].ended)
+
+
+def traced(runs, start, end, plan=PLAN):
+    """Return a query as it is traced: it came 5 ms before its first stage, and ended 1 ms after its last."""
+    answer = Answer("q", start - 0.001, end, runs, [], [0, 0], Overheads())
+    return "a.jpg", result(answer, start - 0.005, start - 0.002, end + 0.001, plan)
 
 
 def result(answer, submitted, cut, ended, plan=PLAN):
@@ -128,17 +131,17 @@ def inside(events, outer):
     return [event for event in row if event is not outer and outer["ts"] <= event["ts"] < end(outer)]
 
 
-def attempts(traced):
-    stages = [stage for _, result in traced for stage in result.answer.stages]
+def attempts(traces):
+    stages = [stage for _, result in traces for stage in result.answer.stages]
     return [attempt for stage in stages for run in stage.tiles for attempt in run.attempts]
 
 
 class TestAnyQueries:
     @given(SOME)
-    def test_spans_of_a_row_nest_in_the_order_of_the_file(self, traced):
+    def test_spans_of_a_row_nest_in_the_order_of_the_file(self, traces):
         """Viewers sort by start, keep the file's order among equals, and drop whatever overlaps without nesting."""
         rows = defaultdict(list)
-        for event in spans(trace_events(traced)):
+        for event in spans(trace_events(traces)):
             assert min(event["ts"], event["dur"]) >= 0
             rows[event["pid"], event["tid"]].append(event)
         for row in rows.values():
@@ -150,8 +153,8 @@ class TestAnyQueries:
                 around.append(event)
 
     @given(SOME)
-    def test_worker_stands_in_the_middle_of_its_invocation(self, traced):
-        for attempt in attempts(traced):
+    def test_worker_stands_in_the_middle_of_its_invocation(self, traces):
+        for attempt in attempts(traces):
             for part in stage_times(attempt):
                 work = part.report.billed_ms * part.report.shared / 1000
                 before, after = part.begun - attempt.started, attempt.ended - part.begun - work
@@ -159,28 +162,28 @@ class TestAnyQueries:
                 assert after == pytest.approx(before, abs=1e-6) or (before == 0 and after < 0)
 
     @given(SOME)
-    def test_all_worker_reports_are_in_the_trace(self, traced):
-        events = trace_events(traced)
-        reports = [attempt.result for attempt in attempts(traced) if isinstance(attempt.result, Report)]
+    def test_all_worker_reports_are_in_the_trace(self, traces):
+        events = trace_events(traces)
+        reports = [attempt.result for attempt in attempts(traces) if isinstance(attempt.result, Report)]
         for step, field in zip(STEPS, ("init_ms", "read_ms", "compute_ms", "write_ms"), strict=True):
             reported = [getattr(report, field) for report in reports]
             assert sorted(event["args"]["ms"] for event in spans(events, step)) == sorted(filter(None, reported))
 
     @given(SOME)
-    def test_query_is_its_parts(self, traced):
-        events = trace_events(traced)
+    def test_query_is_its_parts(self, traces):
+        events = trace_events(traces)
         assert min(event["ts"] for event in spans(events)) == 0
         for name, seconds in [
-            ("a.jpg", [result.answered - result.split[0] for _, result in traced]),
-            ("decode", [result.split[1] - result.split[0] for _, result in traced]),
-            ("stage-1", [result.answer.stages[1].ended - result.answer.stages[1].started for _, result in traced]),
+            ("a.jpg", [result.answered - result.split[0] for _, result in traces]),
+            ("decode", [result.split[1] - result.split[0] for _, result in traces]),
+            ("stage-1", [result.answer.stages[1].ended - result.answer.stages[1].started for _, result in traces]),
         ]:
             shown = [event["dur"] / 1e6 for event in spans(events, name)]
             assert shown == pytest.approx(seconds, abs=2e-6)
 
     @given(SOME)
-    def test_every_row_has_a_name_of_its_own_in_a_named_process_and_all_is_json(self, traced):
-        events = trace_events(traced)
+    def test_every_row_has_a_name_of_its_own_in_a_named_process_and_all_is_json(self, traces):
+        events = trace_events(traces)
         names = {(event["pid"], event["tid"]): event["args"]["name"] for event in events if event["ph"] == "M"}
         places = {(event["pid"], event["tid"]) for event in spans(events)}
         assert places | {(pid, 0) for pid, _ in places} == set(names)
@@ -234,8 +237,7 @@ def ran(*events, started=10.0):
     run.start(started)
     for time, event in events:
         run.handle(event, time)
-    answer = Answer("q", started - 0.001, events[-1][0], run.stages, [], [0, 0], Overheads())
-    return "a.jpg", result(answer, started - 0.005, started - 0.002, events[-1][0] + 0.001, GANG)
+    return traced(run.stages, started, events[-1][0], GANG)
 
 
 def test_member_of_a_gang_is_one_invocation_with_its_stages_inside():
@@ -260,7 +262,7 @@ def test_member_of_a_gang_is_one_invocation_with_its_stages_inside():
 
 
 def test_members_of_an_aborted_gang_stay_in_the_trace():
-    traced = ran(
+    aborted = ran(
         *((10.001, TaskStarted(0, tile, 0)) for tile in (0, 1)),
         (10.002, TaskFailed(0, 1, 0, FAILED)),
         (11.0, TimePassed()),
@@ -269,7 +271,7 @@ def test_members_of_an_aborted_gang_stay_in_the_trace():
         (11.1, TaskStarted(1, 0, 0)),
         (11.2, TaskDone(1, 0, 0, report())),
     )
-    outcomes = [event["args"]["serfer.outcome"] for event in tasks(trace_events([traced]))]
+    outcomes = [event["args"]["serfer.outcome"] for event in tasks(trace_events([aborted]))]
     assert outcomes == ["given up", "answered", "throttled", "answered", "answered"]
 
 
@@ -287,9 +289,9 @@ def test_retries_and_hedges_have_rows_of_their_own_and_say_how_they_ended():
 
 
 def test_warm_up_of_the_other_plan_is_the_drivers():
-    name, traced = QUERY
-    record = WarmUpRecord(0, 1769, traced.answer.started, 250.0, None, "f" * 64)
-    warmed = replace(traced, answer=replace(traced.answer, overheads=Overheads(warm_ups=(record,))))
+    name, found = QUERY
+    record = WarmUpRecord(0, 1769, found.answer.started, 250.0, None, "f" * 64)
+    warmed = replace(found, answer=replace(found.answer, overheads=Overheads(warm_ups=(record,))))
     [span] = spans(trace_events([(name, warmed)]), "plan ffffffffffff warm-up")
     assert span["dur"] == 250_000
 

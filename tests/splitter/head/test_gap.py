@@ -24,14 +24,14 @@ UNARY = [
 ]
 
 
-def trunk(channels=6, size=12):
+def trunk(size=12):
     net = Net(3, size, size)
-    return net, net.op("Relu", net.conv("x", 3, channels, 3))
+    return net, net.op("Relu", net.conv("x", 3, 6, 3))
 
 
-def fully_connected(net, x, values, classes=4):
+def fully_connected(net, x, values):
     x = net.linear(net.flat(x), values, 16)
-    return net.linear(net.op("Relu", x), 16, classes)
+    return net.linear(net.op("Relu", x), 16, 4)
 
 
 def test_a_head_begins_after_the_last_map_and_its_bytes_are_counted():

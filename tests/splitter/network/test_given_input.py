@@ -169,11 +169,6 @@ def test_channels_are_told_from_the_operators_and_then_from_their_number(tmp_pat
     assert load(path, None)[1].shape == (1, 3, 12, 10)
 
 
-def tokens(directory):
-    net = Net(3, *SIZE)
-    return save(net, net.op("Relu", "x"), directory, "float32", ("N", 16, 3), made=("N", 16, 3))
-
-
 def refusal(path, example=None):
     with pytest.raises(ModelError) as caught:
         load(path, example)
@@ -186,7 +181,9 @@ def test_what_is_not_one_image_is_refused_with_its_reason(tmp_path):
     model.graph.node[0].input[1] = "z"
     model.graph.input.append(helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, ["N", 3, "H", "W"]))
     assert "has 2 inputs ('x', 'z')" in refusal(saved(tmp_path, model))
-    text = refusal(tokens(tmp_path), np.zeros((1, 3, *SIZE), np.float32))
+    net = Net(3, *SIZE)
+    path = save(net, net.op("Relu", "x"), tmp_path, "float32", ("N", 16, 3), made=("N", 16, 3))
+    text = refusal(path, np.zeros((1, 3, *SIZE), np.float32))
     assert "tensors of 3 axes, not images: its input 'x' is ['N', 16, 3]" in text
     net = Net(3, *SIZE)
     x = net.op("Cast", "x", to=onnx.TensorProto.FLOAT)

@@ -117,13 +117,13 @@ def timm(request, monkeypatch):
     return SimpleNamespace(config=config, built=built)
 
 
-def in_hub(caches, file="model.safetensors", repository="models--timm--tiny.own"):
-    """Return the path of a file in Hugging Face's cache, whose folders are there."""
-    place = caches / "hub" / repository
+def in_hub(caches):
+    """Return the path of the weights in Hugging Face's cache, whose folders are there."""
+    place = caches / "hub" / "models--timm--tiny.own"
     (place / "refs").mkdir(parents=True)
     (place / "refs" / "main").write_text("0123abcd")
     (place / "snapshots" / "0123abcd").mkdir(parents=True)
-    return place / "snapshots" / "0123abcd" / file
+    return place / "snapshots" / "0123abcd" / "model.safetensors"
 
 
 def in_torch_hub(url):

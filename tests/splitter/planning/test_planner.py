@@ -24,10 +24,6 @@ from tests.splitter.models import BUDGET, FACTS, LIMIT, Net, choose, plan_error
 ONE = Grid(1, 1)
 
 
-def lambdas(**changes):
-    return replace(FACTS, functions=replace(FACTS.functions, **changes))
-
-
 def budget(facts=FACTS, room=None):
     return Budget(LIMIT if room is None else PackageLimit(room + 400_000, 400_000), facts, (1769,))
 
@@ -150,7 +146,7 @@ def work(graph, choices):
 
 
 def test_the_work_objective_minimises_work_before_time(chain):
-    fast_net = lambdas(invoke_floor=1e-9, invoke_tail=1e-9, bandwidth=1e15)
+    fast_net = replace(FACTS, functions=replace(FACTS.functions, invoke_floor=1e-9, invoke_tail=1e-9, bandwidth=1e15))
     cuts, quick = cut_points(chain), replace(budget(fast_net), memory_mb=(128,))
     least = choose(chain, cuts, parse_grids("auto"), 2, quick, least_work=True)
     fast = choose(chain, cuts, parse_grids("auto"), 2, quick)

@@ -174,9 +174,9 @@ def test_what_zips_do_not_hold_is_refused_with_the_option_that_would(planned):
         planned("head_heavy", room=40_000, weights="zip", stages=1, precision="fp32")
 
 
-def conv_and_dense(seed=0):
+def conv_and_dense():
     """Two convolutions (1.3 and 9 KB of weights), a layer of 92 KB, one of 12 KB."""
-    net = Net(3, *SIZE, seed)
+    net = Net(3, *SIZE)
     x = net.op("Relu", net.conv("x", 3, 12, 3))
     x = net.op("MaxPool", net.op("Relu", net.conv(x, 12, 16, 3)), kernel_shape=[3, 3], strides=[3, 3])
     x = net.op("Relu", net.linear(net.flat(x), 256, 90))

@@ -65,20 +65,13 @@ def test_a_pooled_and_gated_map_is_passed_on_with_its_partial_pools(tmp_path, fo
     net = Net(3, *SIZE)
     x = net.op("Relu", net.conv("x", 3, 4, 3))
     pooled = net.op(form, x)
-    gate = net.op("Sigmoid", net.conv(pooled, 4, 4, 1))
-    y = net.conv(net.op("Mul", x, gate), 4, CHANNELS, 3)
-    output = net.linear(pool(net, y, form), CHANNELS, 4)
-    plan = split_and_check(
-        net, output, tmp_path / "plan", [grid, grid, "1"], cuts=(f"{pooled}.tiles", f"{output_of(net)}.tiles")
-    )
+    y = net.conv(net.op("Mul", x, net.op("Sigmoid", net.conv(pooled, 4, 4, 1))), 4, CHANNELS, 3)
+    last = net.op(form, y)
+    cuts, output = (f"{pooled}.tiles", f"{last}.tiles"), net.linear(net.flat(last), CHANNELS, 4)
+    plan = split_and_check(net, output, tmp_path / "plan", [grid, grid, "1"], cuts=cuts)
     assert ends_in_pooling(plan) == [0, 1]
     assert [len(stage.outputs) for stage in plan.stages] == [2, 1, 1]
     assert plan.stages[0].outputs[1].elements == 4 * EVERY_TILE[grid]
-
-
-def output_of(net):
-    """Return the name of the network's last pooling."""
-    return [node.output[0] for node in net.nodes if node.op_type.startswith("Global")][-1]
 
 
 @pytest.mark.exact

@@ -111,11 +111,6 @@ def session(model):
     return ort.InferenceSession(model if isinstance(model, bytes) else str(model), options)
 
 
-def network_of(case, place):
-    """Return a case's network as `map_plan` takes it."""
-    return case.model if isinstance(case.model, nn.Module) else saved(Path(place), case.model)
-
-
 def answers_of(case):
     """Return what computes all outputs of a case's network on a whole image."""
     if not isinstance(case.model, nn.Module):
@@ -150,7 +145,9 @@ def outcome(case, sizes_of=None):
     with tempfile.TemporaryDirectory() as place, warnings.catch_warnings(action="ignore"):
         directory = Path(place, "plan")
         try:
-            planned(case, network_of(case, place), directory)
+            planned(
+                case, case.model if isinstance(case.model, nn.Module) else saved(Path(place), case.model), directory
+            )
         except SerferError as error:
             return "refused", str(error), "a reason that is none" * bool(NOT_A_REASON.search(str(error)))
         answers = answers_of(case)

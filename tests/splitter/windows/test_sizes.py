@@ -33,11 +33,11 @@ def network():
     return net
 
 
-def pyramid(halvings=2, mode="linear"):
+def pyramid(mode="linear"):
     """Two halvings, rounded up, and back to the size of what was halved."""
     net = network()
     first, channels = net.name, net.channels
-    for _ in range(halvings):
+    for _ in range(2):
         net.conv((3, 3), pads=[1, 1, 1, 1], strides=[2, 2])
     sides = [net.side(axis, first) for axis in (2, 3)]
     net.then("Resize", "", "", net.op("Concat", [1, net.channels], *sides, axis=0), mode=mode)

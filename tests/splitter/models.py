@@ -90,6 +90,11 @@ class Net(Graph):
         return self.floats(count, *self.size)
 
 
+def of(kind, *constants, **attributes):
+    """Return a function (net, x) that appends an operator on a map and constants."""
+    return lambda net, x: net.op(kind, x, *constants, **attributes)
+
+
 def saved(directory, model):
     """Write a model; return the path of its file."""
     onnx.save(model, directory / "net.onnx")

@@ -18,6 +18,7 @@ from tests.e2e.detector import CLASSES as DETECTED
 from tests.e2e.detector import split_detector
 from tests.e2e.small import LABELS, PREPROCESS, split_small
 from tests.splitter.models import Net
+from tests.support.hand_clock import Clock
 
 PADDED = Preprocess(None, "opencv-bilinear", "BGR", 1.0, (100.0, 110.0, 120.0), (50.0, 60.0, 70.0), Pad("centre", 114))
 TOML = """
@@ -175,13 +176,6 @@ class TestCommand:
         assert "boxes of 3 classes as yolov8 has them, in output0" in shown
         shown = json.loads(self.run(directory, "--json").stdout)
         assert (shown["activation"], shown["preprocess"]["pad"]) == ("softmax", {"place": "centre", "value": 114})
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 @pytest.fixture

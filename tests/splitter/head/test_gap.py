@@ -15,7 +15,7 @@ from serfer.splitter.head.find import Linear, find_head, with_linear_head
 from serfer.splitter.head.gap import divide, replace_head, replace_head_blind
 from serfer.splitter.head.torch_interpreter import Trainable, unknown_kinds
 from serfer.splitter.network.source import mean_matrix
-from tests.splitter.models import Net, unsplit
+from tests.splitter.models import Net, of, unsplit
 
 BINARY = ["Add", "Sub", "Mul", "Div", "Max", "Min", "Sum"]
 UNARY = [
@@ -137,10 +137,6 @@ def torch_error(net, output):
 
 def uneven(net):
     return net.conv("x", 3, 4, [3, 2], pads=[1, 0, 1, 1])
-
-
-def of(kind, *constants, **attributes):
-    return lambda net, x: net.op(kind, x, *constants, **attributes)
 
 
 def squeeze_and_excite(net, x):

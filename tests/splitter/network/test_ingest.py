@@ -12,7 +12,7 @@ from serfer.core.exactness import relative_error
 from serfer.splitter.network.source import load
 from serfer.splitter.tiling import operators
 from serfer.splitter.tiling.from_onnx import from_onnx
-from tests.splitter.models import Net, cut, run_tiles, saved, split_error, unsplit, worst_error
+from tests.splitter.models import Net, cut, of, run_tiles, saved, split_error, unsplit, worst_error
 
 EXACT = 2e-6
 SIZE = (8, 10)
@@ -101,11 +101,6 @@ def branch_of_the_data(net, x):
 def sequences(net, x):
     both = net.op("SequenceInsert", net.op("SequenceConstruct", x, x), net.op("Relu", x))
     return net.op("ConcatFromSequence", both, axis=1)
-
-
-def of(kind, *constants, **attributes):
-    """An operator on a map and constants."""
-    return lambda net, x: net.op(kind, x, *constants, **attributes)
 
 
 NO_ROOM = ("(Conv)", "does not fit into a map of 8 x 10")

@@ -1,7 +1,6 @@
 """Small networks written as ONNX directly: no torch, so a test can afford many."""
 
 import warnings
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
 
@@ -157,23 +156,20 @@ def through_the_store(directory, batch):
         return pipeline.run(batch), pipeline.last
 
 
-@contextmanager
-def every_way(plan, directory):
-    """Yield the ways to a plan's answers: tile by tile on whole maps, through the store, and in one piece."""
+def check_every_answer(model, plan, directory, batch, most=1e-6, expected=None):
+    """Compare every answer of a plan with the model's (or `expected`), for one image and for several.
+
+    Answers are computed tile by tile on whole maps, through the store, and in one piece.
+    """
+    assert load_plan(directory) == plan
+    expected = unsplit(model, batch) if expected is None else expected
     whole = session_of(directory / plan.unsplit.path)
-    with opened(directory) as pipeline:
-        yield {
+    with opened(directory) as pipeline:  # which checks the artefacts
+        ways = {
             "tiles": lambda batch: run_tiles(plan, directory, batch),
             "store": pipeline.run,
             "one piece": lambda batch: whole.run(None, {"input0": batch})[0],
         }
-
-
-def check_every_answer(model, plan, directory, batch, most=1e-6, expected=None):
-    """Compare every answer of a plan with the model's (or `expected`), for one image and for several."""
-    assert load_plan(directory) == plan
-    expected = unsplit(model, batch) if expected is None else expected
-    with every_way(plan, directory) as ways:  # opening it checks the artefacts
         for way, count in product(ways, (1, len(batch))):
             logits = ways[way](batch[:count])
             assert logits.shape == expected[:count].shape, way

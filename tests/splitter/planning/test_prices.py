@@ -62,24 +62,9 @@ def split(case, store, directory, objective="balanced", **changes):
     return cut(*build(), directory, grids, stages, budget=budget, objective=objective)
 
 
-@pytest.fixture(scope="module")
-def planned(tmp_path_factory):
-    """Return a function (case, store) to its plan; each is made once."""
-    known = {}
-
-    def get(case, store):
-        key = CASES.index(case), store
-        if key not in known:
-            directory = tmp_path_factory.mktemp("plan")
-            known[key] = split(case, store, directory, "cost" if store == "valkey+s3" else "balanced")
-        return known[key]
-
-    return get
-
-
 @one_each("store", ["redis", "s3", "valkey+s3"], ("case", CASES))
-def test_the_price_of_a_plan_equals_the_planners_prediction(case, store, planned):
-    plan = planned(case, store)
+def test_the_price_of_a_plan_equals_the_planners_prediction(case, store, tmp_path):
+    plan = split(case, store, tmp_path, "cost" if store == "valkey+s3" else "balanced")
     priced = price_plan(plan, Platform.over(FACTS, store))
     assert plan.store == store
     assert [1000 * price.seconds for price in priced.stages] == pytest.approx(plan.predicted_ms, rel=0.02)

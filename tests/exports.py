@@ -1,4 +1,4 @@
-"""Modules exported to ONNX once, where a test is not of the export: each takes torch a second or more."""
+"""Modules of torch: run, and exported to ONNX once, where a test is not of the export, which takes a second or more."""
 
 import warnings
 
@@ -14,3 +14,9 @@ def for_any_size(net, file):
         )
     program.save(file)
     return file
+
+
+def run_module(module, batch):
+    """Return what a module gives for a batch in evaluation mode."""
+    with torch.inference_mode():
+        return module.eval()(torch.from_numpy(batch)).numpy()

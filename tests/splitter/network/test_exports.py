@@ -12,6 +12,7 @@ from serfer.core.exactness import TOLERANCE, relative_error
 from serfer.splitter.network import source
 from serfer.splitter.network.whole_pools import whole_pools_as_means
 from serfer.splitter.plan_dir.check import run_tiles
+from tests.exports import run_module
 from tests.splitter.windows.test_map_plan import by_windows
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch's exporter, about torch
@@ -38,9 +39,7 @@ def test_attention_of_windows_on_an_axis_of_their_own_is_exported(tmp_path):
     torch.manual_seed(0)
     module, images = _Windows().eval(), np.random.default_rng(0).random((2, 3, 16, 16), np.float32)
     plan = serfer.split(module, images, out=tmp_path / "plan")
-    with torch.no_grad():
-        expected = module(torch.from_numpy(images)).numpy()
-    assert relative_error(run_tiles(plan, tmp_path / "plan", images), expected) < TOLERANCE
+    assert relative_error(run_tiles(plan, tmp_path / "plan", images), run_module(module, images)) < TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -113,8 +112,7 @@ def test_a_map_by_seven_tenths_has_the_rows_that_torch_makes(tmp_path):
     net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Upsample(scale_factor=0.7), nn.Conv2d(4, 2, 3)).eval()
     batch = np.random.default_rng(0).standard_normal((1, 3, 210, 180), dtype=np.float32)
     serfer.map_plan(net, [(210, 180)], tmp_path / "plan", window=70)
-    with torch.inference_mode():
-        expected = net(torch.from_numpy(batch)).numpy()
+    expected = run_module(net, batch)
     result, count = by_windows(tmp_path / "plan", batch)
     assert (result.shape, count) == (expected.shape, 6)
     assert relative_error(result, expected) <= TOLERANCE

@@ -34,6 +34,7 @@ from serfer.splitter.network.named_models import NamedModel, build, describe
 from serfer.splitter.network.source import load
 from serfer.splitter.network.zoo import imagenet_labels, with_torchvision
 from serfer.wiring.network_file import of_name, plan_of_file
+from tests.exports import run_module
 
 with_torchvision(lambda: import_module("torchvision"))
 PHOTOGRAPH = Path(__file__).parents[3] / "examples" / "images" / "chelsea.png"
@@ -153,8 +154,7 @@ def test_weights_of_the_hubs_cache_are_found_without_a_network(caches):
     save_file(module.state_dict(), in_hub(caches))
     source, example = load("timm:tiny.own", None)
     assert source.weights == "pretrained: timm tiny.own"
-    with torch.inference_mode():
-        assert np.array_equal(source.run(example), module(torch.from_numpy(example)).numpy())
+    assert np.array_equal(source.run(example), run_module(module, example))
 
 
 def test_a_file_for_other_classes_keeps_its_own_and_loses_the_labels(timm, tmp_path):
@@ -245,9 +245,7 @@ def test_a_named_network_is_opened_where_a_plan_is(tmp_path):
     with serfer.open(network, store="memory://", workers="inprocess", settings=settings) as pipeline:
         answers, plan = pipeline.run(images), pipeline.plan
         assert len(pipeline.classify([PHOTOGRAPH])) == 1
-    with torch.inference_mode():
-        expected = build(network).module(torch.from_numpy(images)).numpy()
-    assert relative_error(answers, expected) < 1e-5
+    assert relative_error(answers, run_module(build(network).module, images)) < 1e-5
     assert (plan.model, plan.tasks, plan.untrained, plan.labels) == ("tiny.own", 1, True, tuple("abcde"))
     with pytest.raises(ModelError, match=r"timm tiny\.own.*not in a hub's cache.*--set weights_file") as refusal:
         serfer.open("timm:tiny", store="memory://", workers="inprocess", settings=settings)

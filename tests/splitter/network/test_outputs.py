@@ -18,6 +18,7 @@ from serfer.splitter.network.description import Reduction
 from serfer.splitter.network.reductions import class_type, reduced_answer
 from tests.e2e.dense import OUTPUTS, split_dense
 from tests.e2e.small import SIZE as SMALL
+from tests.exports import run_module
 from tests.splitter.models import Net
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch's exporter, about torch
@@ -180,8 +181,7 @@ REST = [case for case in product(KINDS, [*SIZES, None]) if any(case) and case no
 def test_a_plan_answers_with_the_reduced_map(kind, size, tmp_path):
     net, batch = network("a map"), images()
     plan = serfer.split(net, batch[:1], tmp_path / "plan", grids="2x2", reduce=kind, resize_output=size)
-    with torch.inference_mode():
-        expected = by_torch(net(torch.from_numpy(batch)).numpy(), kind, size)
+    expected = by_torch(run_module(net, batch), kind, size)
     with serfer.open(tmp_path / "plan") as pipeline:
         answer = pipeline.run(batch)
     assert answer.shape == expected.shape

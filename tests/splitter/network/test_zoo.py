@@ -29,6 +29,7 @@ from serfer.splitter.split import split
 from serfer.splitter.tiling.cuts import cut_points
 from serfer.splitter.tiling.global_pooling import with_tile_pools
 from serfer.splitter.tiling.grids import ONE, parse_grids
+from tests.exports import run_module
 from tests.splitter.models import BUDGET, choose
 
 PHOTOGRAPHS = Path(__file__).parents[3] / "examples" / "images"
@@ -51,7 +52,7 @@ def network(request, zoo):
 
 
 @pytest.mark.exact
-def test_every_grid_and_number_of_stages_gives_the_torch_models_logits(network, tmp_path):
+def test_every_grid_and_number_of_stages_gives_the_torch_modelsrun_module(network, tmp_path):
     source, sample, graph = network
     expected, pooled = source.run(sample), with_tile_pools(graph)
     cuts = cut_points(pooled)
@@ -175,7 +176,7 @@ def zoo_network(request):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.onnx, "export", _Once(torch.onnx.export))
         patch.setitem(ZOO, entry.name, replace(entry, build=partial(_same, module)))
-        yield SimpleNamespace(entry=entry, module=module, batch=batch, logits=_logits(module, batch))
+        yield SimpleNamespace(entry=entry, module=module, batch=batch, logits=run_module(module, batch))
 
 
 class _Once:
@@ -205,11 +206,6 @@ def _inputs(entry):
     return np.concatenate([noise, photograph.transpose(2, 0, 1)[None].astype(np.float32)])
 
 
-def _logits(module, batch):
-    with torch.inference_mode():
-        return module(torch.from_numpy(batch)).numpy()
-
-
 def _errors(got, expected):
     """Return each image's largest difference, relative to the range of its own logits."""
     return np.abs(got - expected).max(axis=1) / np.ptp(expected, axis=1)
@@ -222,7 +218,7 @@ def test_the_answers_depend_on_every_part_of_the_image(zoo_network):
     faulty[:, :, middle : middle + 2, middle : middle + 8] = 0
     assert np.isfinite(zoo_network.logits).all()
     assert (np.ptp(zoo_network.logits, axis=1) > 0.1).all()
-    assert (_errors(_logits(zoo_network.module, faulty), zoo_network.logits) > 100 * LARGEST_ERROR).all()
+    assert (_errors(run_module(zoo_network.module, faulty), zoo_network.logits) > 100 * LARGEST_ERROR).all()
     assert (_errors(zoo_network.logits[::-1], zoo_network.logits) > 0.01).all()
 
 

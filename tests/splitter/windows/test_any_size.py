@@ -24,9 +24,10 @@ from serfer.core.statistics_sum import told
 from serfer.plan_directory import load_plan
 from serfer.splitter.windows.build import crossing
 from serfer.splitter.windows.map_plan import WindowTile
+from tests.exports import run_module
 from tests.splitter.models import saved
 from tests.splitter.windows.random_maps import draw
-from tests.splitter.windows.test_map_plan import NETWORKS, Unet, check_refused, image, whole
+from tests.splitter.windows.test_map_plan import NETWORKS, Unet, check_refused, image
 from tests.splitter.windows.test_random_maps import FIXED_SEED, by_windows, check_cases, compared, seed, session
 from tests.splitter.windows.test_sizes import network, scaled
 
@@ -222,7 +223,7 @@ def test_passes_add_up_the_statistics_of_images_of_any_size(gated):
     plan, net = gated
     rng = np.random.default_rng(0)
     sizes = [(39, 39), (40, 103), (104, 105), *rng.integers(40, 300, (3, 2)).tolist()]
-    assert_maps(plan, partial(whole, net), *map(tuple, sizes))
+    assert_maps(plan, partial(run_module, net), *map(tuple, sizes))
 
 
 def test_each_unit_of_an_image_of_any_size_is_owned_by_one_window_of_a_pass(gated):

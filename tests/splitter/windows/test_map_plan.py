@@ -15,6 +15,7 @@ from serfer.core.plan import dump_plan, parse_plan, sealed
 from serfer.drivers.driver import RequestContext
 from serfer.plan_directory import load_plan
 from serfer.splitter.windows.window_sessions import WindowSessions
+from tests.exports import run_module
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch's exporter, about torch
 EXACT = 1e-5
@@ -75,11 +76,6 @@ def image(height, width, channels=3):
     return np.random.default_rng(height + width).standard_normal((1, channels, height, width), dtype=np.float32)
 
 
-def whole(net, batch):
-    with torch.inference_mode():
-        return net.eval()(torch.from_numpy(batch)).numpy()
-
-
 def by_windows(directory, batch):
     """Run an image through the windows of a plan; return the result, (1, ..., H, W), and how many there were."""
     plan = load_plan(directory)
@@ -106,7 +102,7 @@ def test_windows_make_the_result_of_the_whole_image(exported, name, size, window
     net, file = exported(NETWORKS[name])
     serfer.map_plan(file, [size], tmp_path / "plan", window=window // {"a coarse map": 4}.get(name, 1))
     result, count = by_windows(tmp_path / "plan", image(*size))
-    expected = whole(net, image(*size))
+    expected = run_module(net, image(*size))
     assert (result.shape, count >= 12) == (expected.shape, True)
     if result.dtype == np.int64:
         assert (result != expected).mean() < 1e-3  # where the two best scores are as good as equal
@@ -118,7 +114,7 @@ def check(net, size, directory, window):
     """Compare the map of a module that is planned for images of one size with its own."""
     serfer.map_plan(net.eval(), [size], directory, window=window)
     result, _ = by_windows(directory, image(*size))
-    expected = whole(net, image(*size))
+    expected = run_module(net, image(*size))
     assert result.shape == expected.shape
     assert relative_error(result, expected) <= EXACT
 
@@ -273,7 +269,7 @@ class TestProbabilitiesNearZero:
 
     def test_rounding_before_the_sigmoid_is_no_difference(self, tmp_path):
         network = Doubtful(self.size).eval()
-        assert whole(network, network.checked).max() < 0.001
+        assert run_module(network, network.checked).max() < 0.001
         serfer.map_plan(network, [self.size], tmp_path / "plan", window=32)
 
     def test_a_window_with_other_scores_is(self, tmp_path, monkeypatch):

@@ -18,7 +18,6 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-import torch
 from onnx import numpy_helper
 from torch import nn
 
@@ -29,6 +28,7 @@ from serfer.core.kept_maps import packed, unpacked
 from serfer.core.plan import IMAGE_READ
 from serfer.core.statistics_sum import StatisticsSum, told
 from serfer.plan_directory import load_plan
+from tests.exports import run_module
 from tests.splitter.models import saved
 from tests.splitter.windows.random_maps import draw
 
@@ -113,15 +113,10 @@ def session(model):
 
 def answers_of(case):
     """Return what computes all outputs of a case's network on a whole image."""
-    if not isinstance(case.model, nn.Module):
-        oracle = session(case.model.SerializeToString())
-        return lambda image: oracle.run(None, {"x": image})
-
-    def run(image):
-        with torch.inference_mode():
-            return [case.model(torch.from_numpy(image)).numpy()]
-
-    return run
+    if isinstance(case.model, nn.Module):
+        return lambda image: [run_module(case.model, image)]
+    oracle = session(case.model.SerializeToString())
+    return lambda image: oracle.run(None, {"x": image})
 
 
 def planned(case, model, directory):

@@ -49,7 +49,7 @@ class Case:
 
     def __str__(self):
         module = isinstance(self.model, nn.Module)
-        story = "; ".join(self.story) if module else helper.printable_graph(self.model.graph)
+        story = "; ".join(self.story if module else map(helper.printable_node, self.model.graph.node))
         return f"case {self.number} of seed {self.seed}: sizes {self.sizes}, window {self.window}: {story}"
 
 

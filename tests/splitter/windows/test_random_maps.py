@@ -187,8 +187,10 @@ def check_cases(cases, sizes_of=None):
     for case in cases:
         end, reason, trouble = outcome(case, sizes_of)
         ends[end] += 1
-        wrong += [f"{case}: {trouble} {reason}"] * bool(trouble)
-        refused += [(case, reason)] * (end == "refused")
+        if trouble:
+            wrong.append(f"{case}: {trouble} {reason}")
+        if end == "refused":
+            refused.append((case, reason))
     print(dict(ends), f"seed {cases[0].seed}")  # noqa: T201 - `make weekly` shows them
     assert not wrong, "\n".join(wrong)
     return ends, refused

@@ -25,6 +25,7 @@ from tests.e2e.dense import split_dense
 from tests.e2e.small import split_small
 
 SERFER = str(Path(sys.executable).with_name("serfer"))
+SERVED = ("--port", "0", "--json", "--set", "drain_s=0", "--set", "log_level=error")  # a full pipe would stop a server
 PATIENCE = 180.0  # s until a test that waits for another process gives up; an empty cache on a busy machine takes 70
 
 
@@ -175,6 +176,13 @@ class Command:
     def interrupt(self, number=signal.SIGINT):
         """Do what a terminal does: signal the whole process group."""
         os.killpg(self.pid, number)
+
+    def stop(self, number=signal.SIGTERM):
+        """Signal the process group of a server, which has to end well, and return its Result."""
+        self.interrupt(number)
+        result = self.end()
+        assert result.code == 0, result.err
+        return result
 
     def end(self, data=None):
         """Wait for the command's end and return a Result; nothing that it started may be left then."""

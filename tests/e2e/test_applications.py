@@ -21,7 +21,7 @@ from serfer.core.variants import Canary, CanaryLimits
 from serfer.plan_directory import load_plan
 from serfer.registry import open_registry
 from tests.applications.worlds import NOW, plan_variant, register, variant, version
-from tests.e2e.conftest import PATIENCE, eventually, starting
+from tests.e2e.conftest import PATIENCE, SERVED, eventually, starting
 from tests.e2e.small import LABELS, PREPROCESS, small_onnx
 from tests.e2e.test_several_drivers import QUIET, System
 
@@ -81,11 +81,12 @@ def test_a_selector_of_the_users_own_chooses_the_variants(start, redis, tmp_path
     dear = plan_variant(found, tmp_path / "tiles", "net.tiles", usd=3e-5)
     register(found, "faces", version("net", 1, cheap, dear))
     (tmp_path / "dearest.py").write_text(SELECTOR, encoding="utf-8")
-    arguments = ("--registry", str(found), "--store", redis, "--port", "0", "--json", "--set", "drain_s=0")
-    command = start("serve", *arguments, "--set", f"selector={tmp_path}/dearest.py:Dearest")
+    command = start(
+        *("serve", "--registry", str(found), "--store", redis, *SERVED),
+        *("--set", f"selector={tmp_path}/dearest.py:Dearest"),
+    )
     assert classify(command.said()["url"]).json()["selected"]["variant"] == "net.tiles"
-    command.interrupt(signal.SIGTERM)
-    assert command.end().code == 0
+    command.stop()
 
 
 LIMITS = CanaryLimits(window_s=600.0, queries=10, max_error_rate=0.2)
@@ -211,11 +212,8 @@ def test_keys_are_limited_to_applications_and_by_quotas(world):
     assert (status, json.loads(body)["type"].rpartition(":")[2]) == (403, "scope")
 
 
-def test_what_is_not_registered_is_refused_before_anything_starts(serfer_here, tmp_path):
+def test_an_application_that_is_not_registered_is_refused_before_anything_starts(serfer_here, tmp_path):
     place = str(tmp_path / "registry")
-    serfer_here("serve", "--drivers", "2", "--registry", place).complains(2, "has no applications yet")
     register(open_registry(place), "faces", version("net", 1, variant("net.1.whole")))
-    serfer_here("serve", "--drivers", "2", "--registry", place, "--app", "pets").complains(
-        2, "no application pets", "faces"
-    )
-    serfer_here("serve", "--drivers", "2", "--app", "faces").complains(2, "--registry")
+    refused = serfer_here("serve", "--drivers", "2", "--registry", place, "--app", "pets")
+    refused.complains(2, "no application pets", "faces")

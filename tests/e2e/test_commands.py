@@ -218,9 +218,3 @@ def test_version(serfer_):
         [sys.executable, "-m", "serfer", "--version"], capture_output=True, text=True, check=True
     )
     assert as_module.stdout == result.out
-
-
-def test_without_arguments_the_help_is_shown_as_a_usage_error(serfer_here):
-    result = serfer_here()
-    assert result.code == 2
-    assert "classify" in result.err

@@ -1,7 +1,6 @@
 """Networks of four sizes behind one application: queries ask for what they need and get it, by their labels."""
 
 import asyncio
-import signal
 
 import httpx
 import numpy as np
@@ -12,7 +11,7 @@ from serfer.core.variants import Place
 from serfer.registry import open_registry
 from serfer.settings import Settings
 from serfer.splitter.network.description import read_preprocess
-from tests.e2e.conftest import PATIENCE
+from tests.e2e.conftest import PATIENCE, SERVED
 from tests.variants.digits import LABELS, SIZES, digits, png, write_digits
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -51,28 +50,16 @@ def registry(tmp_path_factory):
 @pytest.fixture
 def url(start, registry):
     """A driver with workers in its process, and an instance beside it, as processes."""
-    instance = start(
-        "instance", "--registry", registry, "--app", "digits", "--port", "0", "--json", "--set", "log_level=error"
-    )
+    where = ("--registry", registry, "--app", "digits")
+    instance = start("instance", *where, "--port", "0", "--json", "--set", "log_level=error")
     place = instance.said()["url"]
     driver = start(
-        *("serve", "--registry", registry, "--app", "digits", "--workers", "inprocess", "--store", "memory://"),
-        *(
-            "--set",
-            f"variant_instances=static:{place}",
-            "--port",
-            "0",
-            "--json",
-            "--set",
-            "drain_s=0",
-            "--set",
-            "log_level=error",
-        ),
+        *("serve", *where, "--workers", "inprocess", "--store", "memory://"),
+        *("--set", f"variant_instances=static:{place}", *SERVED),
     )
     yield driver.said()["url"]
     for command in (driver, instance):
-        command.interrupt(signal.SIGTERM)
-        assert command.end().code == 0
+        command.stop()
 
 
 async def replay(url, phase, objectives):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import sys
 import time
 
@@ -13,17 +12,12 @@ from pydantic import SecretStr
 import serfer
 from serfer.core.errors import UsageError
 from serfer.core.exactness import difference
+from serfer.local.server import free_port
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
 from serfer.storage import open_store
 from serfer.wiring.options import DRIVERS
 from tests.e2e.small import batch
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class TestPoll:

@@ -59,67 +59,96 @@ class TestImages:
         assert all(answer["error"] for answer in failed)
         assert first["images"][0]["predictions"] == last["images"][0]["predictions"] != []
 
-    def test_no_image_is_told_before_a_model_is_split_for_it(self, serfer_here, tmp_path):
-        (tmp_path / "broken.jpg").write_bytes(b"no picture")
-        for image, words in (
-            ("none.jpg", "does not exist"),
-            (tmp_path / "broken.jpg", "not an image of a known format"),
-        ):
-            text = serfer_here("classify", image, "--model", "alexnet").complains(3, words)
-            assert "splitting" not in text
+    def test_one_over_the_limits_and_empty_standard_input(self, serfer_here, plan, picture):
+        common = ("classify", "--plan", plan, "--workers", "inprocess")
+        for variable, words in (("BYTES", "is larger than 1,000 bytes"), ("PIXELS", "has 640 x 427 pixels")):
+            refused = serfer_here(*common, picture, **{f"SERFER_MAX_IMAGE_{variable}": "1000"})
+            refused.complains(3, f"rocket.jpg {words}")
+        serfer_here(*common, "-", stdin=b"").complains(3, "- is empty")
 
-    def test_an_image_over_the_limits(self, serfer_here, plan, picture):
-        common = ("classify", "--plan", plan, "--workers", "inprocess", picture)
-        serfer_here(*common, SERFER_MAX_IMAGE_BYTES="1000").complains(3, "rocket.jpg is larger than 1,000 bytes")
-        serfer_here(*common, SERFER_MAX_IMAGE_PIXELS="1000").complains(3, "rocket.jpg has 640 x 427 pixels")
 
-    def test_empty_standard_input(self, serfer_here, plan):
-        serfer_here("classify", "--plan", plan, "--workers", "inprocess", "-", stdin=b"").complains(3, "- is empty")
+HERE = "classify rocket.jpg --plan PLAN --workers inprocess"
+REFUSED = [
+    ("classify", 2, "Missing argument '[NETWORK] IMAGE...'"),
+    ("classify none.jpg --model alexnet", 3, "none.jpg does not exist"),
+    ("classify broken.jpg --model alexnet", 3, "not an image of a known format"),
+    ("classify - -", 2, "standard input can be read only once"),
+    ("classify rocket.jpg --plan x --model alexnet", 2, "--plan or --model, not both"),
+    ("classify rocket.jpg --model vgg99", 3, "unknown model 'vgg99' (did you mean vgg"),
+    (f"{HERE} --store ftp://x:hush@y", 2, "no store is known for 'ftp://'"),
+    (f"{HERE} --store redis:/:hush@x", 2, "no store is known for what has no scheme"),
+    (f"{HERE} --store=", 2, "--store is empty"),
+    (f"{HERE} --set object_store=bogus://hush", 2, "no store is known for 'bogus://'"),
+    (f"{HERE} --top-k 0", 2, "--top-k"),
+    (f"{HERE} --set deadline_ms=0", 2, "deadline_ms"),
+    (f"{HERE} --trace -", 2, "--trace takes the path of a file"),
+    (f"{HERE} --trace nowhere/out.json", 3, "'nowhere/out.json' cannot be written"),
+    ("classify rocket.jpg --plan PLAN --store file:///proc/nowhere", 4, "/proc/nowhere"),
+    ("classify small.onnx", 2, "small.onnx is a network: name images, too"),
+    ("classify small.onnx other.onnx cat.png", 2, "small.onnx and other.onnx are several networks"),
+    ("classify small.onnx cat.png --plan plan", 2, "small.onnx and plan are several networks"),
+    ("classify timm:resnet18 small.onnx cat.png", 2, "timm:resnet18 and small.onnx are several networks"),
+    ("classify small.onnx cat.png", 3, "cat.png does not exist"),
+    ("classify cat.png --plan plan --size 32x32", 2, "timm:NAME or torchvision:NAME; a plan has its own"),
+    ("classify cat.png --plan plan --random", 2, "random says where the weights of timm:NAME"),
+    ("classify timm:resnet18 rocket.jpg --random --set download=true", 2, "--random and download contradict each"),
+    ("classify timm:resnet18 rocket.jpg --set weights_file=no.pth", 3, "'no.pth' cannot be read: No such file"),
+    ("classify small.onnx rocket.jpg --size 32", 2, "write HEIGHTxWIDTH"),
+    ("classify small.onnx rocket.jpg --size 99x99", 3, "fixed to 34 on axis 2, not 99, 34 on axis 3, not 99"),
+    ("classify small.onnx rocket.jpg --stack serfer-dev", 2, "serfer deploy package plan"),
+    ("split small.onnx --out out --size 3", 2, "'3' is not a size"),
+    ("split small.onnx --out out --size 99999x99999", 2, "is too large: an image may have 268,435,456 values"),
+    ("split small.onnx --out out --grids 0x2", 2, "'0x2' is not a grid"),
+    ("split small.onnx --out out --memory 5", 2, "memory must be 128 to 10240 MB, not 5"),
+    ("split small.onnx --out out --set channels=5", 2, "channels says more about size: give both"),
+    ("split small.onnx --out out --set cuts=relu1,,relu2", 2, "cuts 'relu1,,relu2' lacks a name"),
+    ("split small.onnx --out out --set safety=-1", 2, "safety"),
+    ("split small.onnx --out out --set resize_output=9", 2, "resize_output '9'"),
+    ("split small.onnx --out out --set reduce=max", 2, "--reduce is argmax"),
+    ("split small.onnx --out out --set gang=always --store s3", 2, "in s3: use --set gang=never"),
+    ("split small.onnx --out out --whole --grids 2x2 --set max_tiles=2", 2, "leave out --grids, max_tiles"),
+    ("split net.py:make --out out", 2, "give --size HEIGHTxWIDTH"),
+    ("run rocket.jpg --plan nothing --out out", 3, "nothing is not a plan directory"),
+    ("run rocket.jpg --plan PLAN --out broken.jpg", 3, "folder"),
+    ("run rocket.jpg rocket.jpg --plan PLAN --out out", 2, "same files"),
+    ("run rocket.jpg --plan PLAN --out out --format jpeg", 2, "npy, png or tiff"),
+    ("run rocket.jpg --plan PLAN --out out --format png", 2, "png holds none of the outputs logits [7]"),
+    ("run - - --plan PLAN --out out", 2, "standard input"),
+    ("run rocket.jpg --plan PLAN", 2, "--out, the folder for outputs, or --keep"),
+    ("run rocket.jpg --plan PLAN --out out --results file:///tmp/x", 2, "give --keep too"),
+    ("run rocket.jpg --plan PLAN --keep --results file:///tmp/x --compare", 2, "--keep goes without"),
+    ("run rocket.jpg --plan PLAN --keep --results file:///tmp/x --format png", 2, "--keep goes without"),
+    ("run rocket.jpg --plan PLAN --workers inprocess --keep --results memory://", 2, "ends with this command"),
+    ("result show ../00000000000000000000000000000 --results file:///tmp/x", 3, "32 hex digits"),
+    ("serve --stack demo", 2, "--stack demo: say which plan it serves: --plan DIR"),
+    ("serve --stack demo --plan PLAN --workers local", 2, "--stack names functions in AWS"),
+    ("serve --drivers 2 --set engine=stepfunctions", 2, "engine=stepfunctions"),
+    ("serve --drivers 2 --plan none", 3, "none"),
+    ("serve --drivers 2 --plan PLAN --set drain_s=1", 2, "drain_s is for one driver"),
+    ("serve --drivers 2 --plan PLAN --store memory://", 2, "--store memory://"),
+    ("serve --drivers 2 --plan PLAN --keys none", 2, "none does not exist"),
+    ("serve --drivers 2 --plan PLAN --set log_level=loud", 2, "log_level is debug, info, warning or error"),
+    ("serve --drivers 2 --plan PLAN --set allow_host=http://a", 2, "'http://a'"),
+    ("serve --drivers 2 --app faces", 2, "--registry"),
+    ("serve --drivers 2 --registry HERE/registry", 2, "has no applications yet"),
+    ("study profile --out /proc/nowhere/x.json", 3, "cannot be written"),
+]
 
 
 class TestUsage:
-    @pytest.mark.parametrize(
-        ("arguments", "words"),
-        [
-            ("--plan x --model alexnet", "--plan or --model, not both"),
-            ("--plan {plan} --workers inprocess --store ftp://x:hush@y", "no store is known for 'ftp://'"),
-            ("--plan {plan} --store redis:/:hush@x", "no store is known for what has no scheme"),
-            ("--plan {plan} --store=", "--store is empty"),
-            ("--plan {plan} --workers inprocess --set object_store=bogus://hush", "no store is known for 'bogus://'"),
-            ("--top-k 0", "--top-k"),
-            ("--set deadline_ms=0", "deadline_ms"),
-            ("--modle alexnet", "No such option: --modle"),
-            ("- -", "standard input can be read only once"),
-        ],
-    )
-    def test_a_request_that_contradicts_itself(self, serfer_here, plan, picture, arguments, words):
-        result = serfer_here("classify", picture, *arguments.format(plan=plan).split())
-        assert "hush" not in result.complains(2, words)
-
-    def test_no_image_and_no_such_command(self, serfer_here):
-        serfer_here("classify").complains(2, "Missing argument '[NETWORK] IMAGE...'", "serfer classify --help")
-        serfer_here("clasify", "x").complains(2, "No such command 'clasify'", "serfer --help")
-
-    @pytest.mark.parametrize(
-        ("arguments", "words"),
-        [
-            ("--size 3", "'3' is not a size"),
-            ("--grids 0x2", "'0x2' is not a grid"),
-            ("--stages many", 'stages must be "auto" or a number'),
-            ("--memory 5", "memory must be 128 to 10240 MB, not 5"),
-            ("--size 99999x99999", "--size 99999x99999 is too large: an image may have 268,435,456 values"),
-            ("--set channels=5", "channels says more about size: give both"),
-            ("--set cuts=relu1,,relu2", "cuts 'relu1,,relu2' lacks a name"),
-            ("--set cuts=fc", "'fc' is the network's last operator"),
-        ],
-    )
-    def test_a_split_that_cannot_be(self, serfer_here, plan, tmp_path, arguments, words):
-        result = serfer_here("split", plan.parent / "small.onnx", "--out", tmp_path / "out", *arguments.split())
-        result.complains(2, words)
-        assert not (tmp_path / "out").exists()
-
-    def test_a_missing_size_is_told_before_anything_is_imported(self, serfer_here, tmp_path):
-        serfer_here("split", "net.py:make", "--out", tmp_path / "out").complains(2, "give --size HEIGHTxWIDTH")
+    @pytest.mark.parametrize(("words", "code", "message"), REFUSED)
+    def test_wrong_use_is_refused_in_a_line_and_leaves_nothing(
+        self, serfer_here, plan, picture, tmp_path, words, code, message
+    ):
+        (tmp_path / "small.onnx").symlink_to(plan.with_name("small.onnx"))
+        (tmp_path / "rocket.jpg").symlink_to(picture)
+        (tmp_path / "broken.jpg").write_bytes(b"no picture")
+        told = serfer_here(*words.replace("PLAN", str(plan)).replace("HERE", str(tmp_path)).split())
+        *progress, line = told.err.splitlines()
+        assert all(step.startswith("serfer: reading small.onnx, once") for step in progress)
+        assert (told.code, line.startswith("serfer: "), message in line) == (code, True, True), told.err
+        assert "hush" not in line
+        assert {path.name for path in tmp_path.iterdir()} <= {"small.onnx", "rocket.jpg", "broken.jpg", "registry"}
 
     def test_a_split_onto_a_full_disk(self, start, tmp_path):
         (tmp_path / "out" / "plan").mkdir(parents=True)
@@ -128,12 +157,6 @@ class TestUsage:
         result.complains(4, f"{tmp_path}/out/plan cannot be written: File too large")
         assert [path.name for path in (tmp_path / "out").iterdir()] == ["plan"]
         assert list((tmp_path / "out" / "plan").iterdir()) == []
-
-    def test_a_network_of_channels_that_no_image_has_takes_arrays_only(self, serfer_here, tmp_path):
-        text = '<ir_version: 8, opset_import: ["": 17]> net (float[N,4,8,8] x) => (float[N,4,8,8] y) { y = Relu(x) }'
-        onnx.save(onnx.parser.parse_model(text), tmp_path / "bands.onnx")
-        result = serfer_here("split", "bands.onnx", "--out", tmp_path / "out", "--whole")
-        result.complains(0, "bands takes 4 channels of numbers that image files do not have: give it arrays")
 
     def test_a_limit_that_aws_does_not_allow_is_told(self, serfer_here, plan, tmp_path):
         result = serfer_here("split", plan.parent / "small.onnx", "--out", tmp_path / "out", "--set", "limit_mb=251")
@@ -146,12 +169,6 @@ class TestPlans:
     @pytest.fixture
     def classify(self, serfer_here, picture):
         return lambda directory: serfer_here("classify", "--plan", directory, picture, "--workers", "inprocess")
-
-    def test_a_model_that_nobody_knows(self, serfer_here, picture, tmp_path):
-        unknown = "unknown model 'vgg99' (did you mean vgg"
-        serfer_here("classify", picture, "--model", "vgg99").complains(3, unknown, "efficientnet-lite0")
-        serfer_here("split", "vgg99", "--out", tmp_path / "out").complains(3, "unknown model 'vgg99'")
-        serfer_here("split", "none.onnx", "--out", tmp_path / "out").complains(3, "none.onnx cannot be read")
 
     def test_an_edited_plan(self, classify, serfer_here, copy):
         path = copy / "plan.json"
@@ -204,13 +221,6 @@ class TestUnavailable:
             result = serfer_here("classify", "--plan", lean, picture, SERFER_LOCAL_PORT=str(port))
         result.complains(4, f"cannot listen at http://127.0.0.1:{port}", "in use: set SERFER_LOCAL_PORT")
 
-    def test_a_port_of_ones_own_is_free_again_afterwards(self, serfer_here, lean):
-        with socket.create_server(("127.0.0.1", 0)) as other:
-            port = other.getsockname()[1]
-        for _ in range(2):
-            result = serfer_here("classify", "--plan", lean, "none.jpg", SERFER_LOCAL_PORT=str(port))
-            result.complains(3, "none.jpg does not exist")
-
     def test_a_store_that_goes_while_a_query_runs(self, start, lean, picture):
         with RedisServer() as server:
             command = start("classify", "--plan", lean, picture, "--store", server.url)
@@ -219,10 +229,6 @@ class TestUnavailable:
             server.stop()
             worker.send(signal.SIGCONT)
             command.end().complains(4, "Redis at 127.0.0.1:", "cannot be reached")
-
-    def test_a_directory_that_cannot_be_a_store(self, serfer_here, lean, picture):
-        result = serfer_here("classify", "--plan", lean, picture, "--store", "file:///proc/nowhere")
-        result.complains(4, "/proc/nowhere")
 
 
 class TestQueries:

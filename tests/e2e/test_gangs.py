@@ -19,7 +19,6 @@ from serfer.core.exactness import difference
 from serfer.core.hedging import LearntHedging
 from serfer.drivers.push import gang_progress
 from serfer.lambdas.gang import GangRun
-from serfer.local.lambda_.conditions import Conditions
 from serfer.local.lambda_.environment import Environment
 from serfer.local.servers.redis import RedisServer
 from serfer.pipeline.event_loop import LoopThread
@@ -306,13 +305,6 @@ class TestChaos:
                 eventually(lambda: keys(second.url) == [], "the queries' keys are deleted")
                 pipeline.close()
 
-    def test_a_member_for_which_there_is_no_room_has_the_others_stop(self, opened, rows, throttled):
-        pipeline = opened(rows)
-        throttled.extend([False, True])
-        report = check(pipeline, rows, start(pipeline), gang=False)
-        assert report.retries >= 1
-        check(pipeline, rows, start(pipeline, 1))
-
     @pytest.mark.two_at_once
     @pytest.mark.parametrize(("account", "each"), [pytest.param(4, 2, marks=pytest.mark.slow), (3, 2)])
     def test_two_drivers_with_parts_of_one_account(self, rows, settings, redis, account, each):
@@ -338,13 +330,6 @@ class TestChaos:
         finally:
             loop.wait(service.stop())
             loop.close()
-
-    @pytest.fixture
-    def throttled(self, monkeypatch):
-        """Whether each of the next invocations is refused."""
-        refusals = []
-        monkeypatch.setattr(Conditions, "throttles", lambda _: bool(refusals) and refusals.pop(0))
-        return refusals
 
     @pytest.mark.parametrize("end", ["cancelled", "deadline"])
     def test_members_that_wait_end_with_the_query(self, opened, three, redis, invocations, end):
@@ -423,11 +408,6 @@ class TestRefused:
     def test_drivers_that_run_stages_one_by_one_take_it(self, three, narrow, redis):
         with serfer.open(three, store=redis, driver="poll", settings=narrow) as pipeline:
             check(pipeline, three, start(pipeline), gang=False)
-
-    def test_always_over_a_store_that_wakes_nobody(self, serfer_here, rows, tmp_path):
-        common = ("split", rows.parent / "net.onnx", "--out", tmp_path / "out", "--set", "gang=always")
-        serfer_here(*common, "--store", "s3").complains(2, "in s3: use --set gang=never")
-        assert not (tmp_path / "out").exists()
 
 
 BILLED = re.compile(r"Billed Duration: (\d+) ms\tMemory Size: (\d+) MB")

@@ -1,7 +1,6 @@
 """Windows that keep an open pipeline's functions warm, over the local Lambda service; a test has hours pass."""
 
 import asyncio
-import signal
 
 import httpx
 import numpy as np
@@ -12,7 +11,7 @@ from serfer.fleet import control_loop
 from serfer.plan_directory import load_plan
 from serfer.registry import open_registry
 from tests.applications.worlds import plan_variant, register, version
-from tests.e2e.conftest import PATIENCE, eventually, keys
+from tests.e2e.conftest import PATIENCE, SERVED, eventually, keys
 from tests.e2e.gangs import Invocations
 from tests.e2e.small import batch
 from tests.e2e.test_applications import white
@@ -119,14 +118,13 @@ def test_the_variants_of_applications_are_kept_warm_too(start, redis, tmp_path):
         plan_variant(registry, tmp_path / f"{seed}", f"net.{seed}", seed=seed, grids=[(1, 1)]) for seed in (0, 1)
     ]
     register(registry, "faces", version("net", 1, *variants))
-    options = ["--store", redis, "--port", "0", "--json", "--set", "drain_s=0"]
-    serving = start("serve", "--registry", str(registry), "--app", "faces", "--set", "keep_warm=300", *options)
+    options = ("--store", redis, "--set", "keep_warm=300", *SERVED)
+    serving = start("serve", "--registry", str(registry), "--app", "faces", *options)
     url = serving.said()["url"]
     for each in variants:
         asked = f"{url}/v1/classify?variant={each.name}"
         assert httpx.post(asked, files={"image": white()}, timeout=PATIENCE).status_code == 200
     records = {f"serfer:warm:{{{each.plan[:16]}}}" for each in variants}
     eventually(lambda: sum(any(record in str(key) for record in records) for key in keys(redis)) == 2, "both are kept")
-    serving.interrupt(signal.SIGTERM)
-    assert serving.end().code == 0
+    serving.stop()
     eventually(lambda: keys(redis) == [], "the record has expired")

@@ -1,6 +1,7 @@
 """Answers that stay where the last stage's tiles wrote them: equal to those that are carried, whole or not there."""
 
 import io
+from itertools import repeat
 
 import numpy as np
 import onnx
@@ -205,21 +206,27 @@ def test_several_queries_that_share_invocations_keep_their_own(tiled, url):
             assert all(np.array_equal(arrays[name], value) for name, value in answer.items())
 
 
-def test_a_failed_tile_leaves_nothing_of_the_others(opened_with):
-    store = Refusing("2/c/0/0/1/1", RuntimeError)
-    with opened_with(store) as pipeline, pytest.raises(TaskFailedError, match="full"):
-        pipeline.run_to_result(images(1))
-    assert len(store.put_keys) >= 1
-    assert not any(store.exists(store.put_keys))
+HUGE = np.full((1, 3, SIZE, SIZE), 3e38, dtype=np.float32)
 
 
-def test_a_store_that_is_full_for_the_manifest_leaves_no_parts(opened_with):
-    store = Refusing("/zarr.json")
-    pipeline = opened_with(store)
-    pipeline.asynchronous._keeper = Keeper(Results(store), retry=Retry(unavailable_attempts=2))
-    with pipeline, pytest.raises(StoreUnavailableError, match="full"):
-        pipeline.run_to_result(images(1))
-    assert len(store.put_keys) == 4 * len(MAPS)
+@pytest.mark.parametrize(
+    ("refused", "times", "batch", "raised", "words", "puts"),
+    [
+        (("2/c/0/0/1/1", RuntimeError), repeat(0.0), images(1), TaskFailedError, "full", 1),
+        (("/zarr.json",), repeat(0.0), images(1), StoreUnavailableError, "full", 4 * len(MAPS)),
+        (("none",), iter([0.0, 0.0, 100.0]), images(1), ResultGoneError, "expired before", 1),
+        (("none",), repeat(0.0), HUGE, NotFiniteError, "NaN or infinite", 0),
+    ],
+    ids=["a tile", "the manifest", "late", "not finite"],
+)
+def test_a_query_that_fails_leaves_nothing_of_its_result(opened_with, refused, times, batch, raised, words, puts):
+    store = Refusing(*refused)
+    with opened_with(store) as pipeline:
+        results = Results(store, clock=lambda: next(times))
+        pipeline.asynchronous._keeper = Keeper(results, retry=Retry(unavailable_attempts=2))
+        with pytest.raises(raised, match=words):
+            pipeline.run_to_result(batch, ttl_s=50)
+    assert len(store.put_keys) >= puts
     assert not any(store.exists(store.put_keys))
 
 
@@ -247,25 +254,6 @@ def test_a_cancelled_query_leaves_nothing(opened_with):
         future = pipeline.submit(images(4), context=RequestContext(result=place))
         future.cancel()
     assert not any(store.exists(place.keys(answer_arrays(pipeline.plan, 4))))
-
-
-def test_a_query_that_outlives_its_results_lifetime_is_no_result(opened_with):
-    store = Refusing("none")
-    with opened_with(store) as pipeline:
-        clock = iter([0.0, 0.0, 100.0])
-        pipeline.asynchronous._keeper = Keeper(Results(store, clock=lambda: next(clock)))
-        with pytest.raises(ResultGoneError, match="expired before"):
-            pipeline.run_to_result(images(1), ttl_s=50)
-    assert not any(store.exists(store.put_keys))
-
-
-def test_an_answer_that_is_not_finite_is_not_kept(opened_with):
-    store = Refusing("none")
-    with opened_with(store) as pipeline:
-        huge = np.full((1, 3, SIZE, SIZE), 3e38, dtype=np.float32)
-        with pytest.raises(NotFiniteError, match="NaN or infinite"):
-            pipeline.run_to_result(huge)
-    assert not any(store.exists(store.put_keys))
 
 
 def test_what_cannot_keep_an_answer_says_so_before_anything_runs(tiled):

@@ -7,8 +7,6 @@ import onnx
 import pytest
 
 from serfer.cli.shared import service_options
-from serfer.cli.shared.network_options import NO_OPTIONS
-from serfer.cli.shared.option_groups import NetworkFileOptions
 from serfer.cli.shared.service_options import as_plans, served_models
 from serfer.core.errors import UsageError
 from serfer.plan_directory import load_plan
@@ -58,16 +56,6 @@ def test_classify_takes_a_file_among_its_images_and_says_what_is_assumed(serfer_
     assert {prediction["label"] for prediction in image["predictions"]} <= {str(number) for number in range(CLASSES)}
 
 
-def test_a_file_that_was_split_answers_as_the_file_itself(serfer_here, file, examples):
-    made = serfer_here("split", file, "--out", "plan")
-    assert (made.code, made.err.startswith(ASSUMED)) == (0, True)
-    answers = [
-        serfer_here("classify", network, examples / "rocket.jpg", *HERE, "--json").out for network in (file, "plan")
-    ]
-    whole, planned = (json.loads(answer)["images"] for answer in answers)
-    assert planned == whole
-
-
 def test_labels_preprocessing_and_scores_are_given_as_to_split(serfer_here, file, labels, preprocess, examples):
     described = ("--labels", labels, "--preprocess", preprocess, "--output", "softmax")
     told = serfer_here("classify", file, examples / "rocket.jpg", *described, *HERE, "--json", "--top-k", CLASSES)
@@ -111,44 +99,6 @@ def test_a_plan_directory_among_the_images_is_the_network(serfer_here, tmp_path,
     serfer_here(command, plan, "cat.png", "--plan", plan).complains(2, "are several networks: give one")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        (["small.onnx"], 2, "small.onnx is a network: name images, too"),
-        (["small.onnx", "other.onnx", "cat.png"], 2, "small.onnx and other.onnx are several networks"),
-        (["small.onnx", "cat.png", "--plan", "plan"], 2, "small.onnx and plan are several networks"),
-        (["small.onnx", "rocket.jpg", "--model", "alexnet"], 2, "give --plan or --model, not both"),
-        (["small.onnx", "cat.png"], 3, "cat.png does not exist"),
-        (
-            ["cat.png", "--plan", "plan", "--size", "32x32"],
-            2,
-            "timm:NAME or torchvision:NAME; a plan has its own",
-        ),
-        (["cat.png", "--plan", "plan", "--random"], 2, "random says where the weights of timm:NAME"),
-        (["small.onnx", "rocket.jpg", "--random"], 2, "torchvision:NAME are from, not small.onnx's"),
-        (["timm:resnet18", "small.onnx", "cat.png"], 2, "timm:resnet18 and small.onnx are several networks"),
-        (
-            ["timm:resnet18", "rocket.jpg", "--random", "--set", "download=true"],
-            2,
-            "--random and download contradict each other",
-        ),
-        (["timm:resnet18", "rocket.jpg", "--set", "weights_file=no.pth"], 3, "'no.pth' cannot be read: No such file"),
-        (["no.onnx", "rocket.jpg"], 3, "no.onnx does not exist"),
-        (["small.onnx", "rocket.jpg", "--size", "32"], 2, "write HEIGHTxWIDTH"),
-        (["small.onnx", "rocket.jpg", "--size", "99x99"], 3, "fixed to 34 on axis 2, not 99, 34 on axis 3, not 99"),
-        (["small.onnx", "rocket.jpg", "--output", "loud"], 2, "softmax, sigmoid or none, not 'loud'"),
-        (["small.onnx", "rocket.jpg", "--workers", "aws", "--store", "s3://b/p"], 2, "has no functions in AWS"),
-        (["small.onnx", "rocket.jpg", "--stack", "serfer-dev"], 2, "serfer deploy package plan"),
-    ],
-)
-def test_wrong_use_is_refused_in_a_line(serfer_here, file, examples, tmp_path, arguments, code, words):
-    (tmp_path / "small.onnx").symlink_to(file)
-    (tmp_path / "rocket.jpg").symlink_to(examples / "rocket.jpg")
-    told = serfer_here("classify", *arguments)
-    assert told.code == code
-    assert words in told.err.splitlines()[-1]
-
-
 @pytest.mark.slow
 def test_a_network_of_torchvision_is_named_where_a_file_is(serfer_here, examples):
     named = ("classify", "torchvision:shufflenet_v2_x0_5", examples / "rocket.jpg", "--size", "64x64", *HERE)
@@ -163,9 +113,6 @@ def test_a_network_of_torchvision_is_named_where_a_file_is(serfer_here, examples
 
 def test_split_writes_the_plan_of_a_file_as_it_is_and_refuses_what_is_about_parts(serfer_here, file, labels, examples):
     chosen = ("--out", "plan", "--whole")
-    serfer_here("split", file, *chosen, "--grids", "2x2", "--set", "max_tiles=2").complains(
-        2, "a whole plan splits nothing", "leave out --grids, max_tiles"
-    )
     written = serfer_here("split", file, *chosen, "--labels", labels, "--memory", "1769", "--set", "weights=zip")
     assert (written.code, "small is kept whole: one function of 1,769 MB" in written.out) == (0, True), written.err
     compared = serfer_here("run", examples / "rocket.jpg", "--plan", "plan", "--out", "out", "--compare", *HERE)
@@ -185,8 +132,3 @@ def test_files_plans_and_names_are_served_in_their_order(file, lean, cache, monk
     assert served_models(None, None, ["alexnet"]) == {"small": lean}
     with pytest.raises(UsageError, match="two models are called small"):
         served_models(None, None, [str(file), str(lean)])
-    described = NetworkFileOptions(size="34x34")
-    with pytest.raises(UsageError, match="there are 2: split all but one before"):
-        served_models(None, None, [str(file), f"b={file}"], described)
-    with pytest.raises(UsageError, match="has no functions in AWS"):
-        served_models(None, [str(file)], None, NO_OPTIONS, deployed=True)

@@ -5,7 +5,7 @@ import json
 import httpx
 import pytest
 
-from tests.e2e.conftest import PATIENCE, eventually
+from tests.e2e.conftest import PATIENCE, SERVED, eventually
 from tests.e2e.load import Burst
 from tests.e2e.test_serve import png
 from tests.mapping.plans import HEIGHT, WIDTH, assert_equal, expected, make_map_plan, read
@@ -17,14 +17,11 @@ WINDOWS = 20
 
 @pytest.fixture
 def service(start, single):
-    quietly = ("--set", "log_level=error")  # nobody reads its log, and a full pipe would stop it
-    arguments = ("--plan", single, "--port", "0", "--json", "--set", "drain_s=0", *quietly)
-    command = start("serve", *arguments, SERFER_LOCAL_CONCURRENCY="1")
+    command = start("serve", "--plan", single, *SERVED, SERFER_LOCAL_CONCURRENCY="1")
     url = command.said()["url"]
     assert httpx.post(f"{url}/v1/classify", files={"image": png()}, timeout=PATIENCE).status_code == 200
     yield url
-    command.interrupt()
-    command.end()
+    command.stop()
 
 
 @pytest.mark.slow

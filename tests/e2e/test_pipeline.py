@@ -6,10 +6,10 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 import serfer
@@ -222,12 +222,7 @@ def test_an_unknown_attribute_of_serfer_is_an_attribute_error():
 
 
 def children():
-    """Return the processes that this one has started and not yet waited for."""
-    lists = []
-    for path in Path("/proc/self/task").iterdir():
-        with suppress(FileNotFoundError):  # a thread may end while we look
-            lists.append((path / "children").read_text())
-    return sorted(int(pid) for text in lists for pid in text.split())
+    return sorted(child.pid for child in psutil.Process().children())
 
 
 def traces():

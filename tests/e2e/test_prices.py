@@ -1,6 +1,7 @@
 """`serfer cost`, `serfer explain --pareto` and `serfer study profile` on the command line."""
 
 import json
+import re
 
 import pytest
 
@@ -39,19 +40,15 @@ def test_cost_prices_a_query_a_burst_and_an_idle_month(serfer_here, plan, tmp_pa
     for stage, planned in zip(stages, load_plan(own).stages, strict=True):
         assert stage["ms"] == pytest.approx(planned.predicted_ms, rel=0.02)
         assert stage["cost_usd"] == pytest.approx(planned.predicted_usd, rel=0.02)
-    assert prices["query"]["cost_usd"] < prices["cold_query"]["cost_usd"]
-    cold = prices["cold_query"]
-    assert cold["first_answer_ms"] == pytest.approx(sum(stage["ms"] for stage in cold["stages"]))
-    assert (cold["environments"], prices["cold_plan"]) == (9, None)
-    for stage in stages:
         assert set(stage["cold_start"]) == {"process_ms", "fetching_ms", "sessions_ms"}
         assert (stage["weights_in"], stage["cold_start"]["fetching_ms"]) == ("zip", 0.0)
+    cold = prices["cold_query"]
+    assert (cold["environments"], prices["cold_plan"]) == (9, None)
     waited = cold["stages"][0]["ms"] - stages[0]["ms"]
     assert waited == pytest.approx(sum(stages[0]["cold_start"].values()))
     mixed = costs(serfer_here, own)
-    shares = (1 - mixed["cold_share"], prices), (mixed["cold_share"], costs(serfer_here, own, "--cold-share", "1"))
     assert mixed["cold_share"] == 0.02
-    assert mixed["query"]["cost_usd"] == pytest.approx(sum(part * of["query"]["cost_usd"] for part, of in shares))
+    assert prices["query"]["cost_usd"] < mixed["query"]["cost_usd"] < cold["cost_usd"]
 
 
 def test_the_first_answer_is_shown_by_parts(serfer_here, plan, tmp_path):
@@ -62,9 +59,7 @@ def test_the_first_answer_is_shown_by_parts(serfer_here, plan, tmp_path):
     first = sum(stage["ms"] for stage in prices["cold_query"]["stages"])
     for command in ("explain", "cost"):
         shown = serfer_here(command, own)
-        assert (
-            sum(line.split()[:2] == [f"stage-{number}", "fetched"] for number in range(3) for line in shown.lines) == 3
-        )
+        assert len([line for line in shown.lines if re.match(r"stage-\d +fetched ", line)]) == 3
         assert f"every environment is cold, as predicted: {first:,.0f} ms" in shown.out
     assert "environments fetch them when they start" in serfer_here("explain", own).out
     assert (prices["burst"]["queries"], prices["burst"]["environments"]) == (1000, 4000)
@@ -84,12 +79,8 @@ def test_both_plans_are_priced_where_there_is_a_cold_plan(serfer_here, two_plans
     cold = prices["cold_plan"]
     assert cold["plan"] == load_plan(two_plans / "cold").digest
     assert cold["cost_usd"] == pytest.approx(cold["query"]["cost_usd"] + cold["warm_up_usd"])
-    assert cold["query"]["environments"] <= 3
     whole, split = cold["burst"]["whole"], cold["burst"]["split"]
-    assert whole["environments"] == 5 * prices["cold_query"]["environments"]
     assert split["environments"] == whole["environments"] + 5 * cold["query"]["environments"]
-    assert split["cost_usd"] == pytest.approx(5 * cold["cost_usd"])
-    assert split["first_answer_ms"] == cold["query"]["first_answer_ms"]
     assert cold["times_earlier"] == pytest.approx(whole["first_answer_ms"] / split["first_answer_ms"])
     assert not split["refused"]
 
@@ -99,12 +90,7 @@ def test_both_plans_are_priced_where_there_is_a_cold_plan(serfer_here, two_plans
 def test_both_plans_are_shown_and_a_burst_that_is_too_large_is_refused(serfer_here, two_plans, command):
     few, many = (serfer_here(command, two_plans, "--burst", str(queries)) for queries in (2, 600))
     assert (few.code, many.code) == (0, 0)
-    for words in (
-        "cold plan  digest: ",
-        "this plan alone",
-        "the cold plan, this one warmed beside it",
-        "times earlier",
-    ):
+    for words in ("cold plan  digest: ", "this plan alone", "this one warmed beside it", "times earlier"):
         assert words in few.out
     assert "refused" not in few.out
     assert "refused on the cold plan, this one warmed beside it: 600 cold queries at once need" in many.out
@@ -128,21 +114,6 @@ def test_prices_from_the_users_file_are_used(serfer_here, plan, tmp_path):
     assert prices["idle_month"]["store_usd"] == 1460
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--burst", "0"], "--burst"),
-        (["--burst", "many"], "--burst"),
-        (["--cold-share", "1.5"], "--cold-share"),
-        (["--cold-share", "nan"], "--cold-share"),
-        (["--store", "tape"], "redis+s3 and valkey+s3, not 'tape'"),
-        (["--memory", "64"], "memory must be 128 to 10240 MB, not 64"),
-    ],
-)
-def test_wrong_cost_options_are_refused(serfer_here, plan, arguments, words):
-    serfer_here("cost", plan, *arguments).complains(2, words)
-
-
 def cluster_profile(serfer_here, plan, file, *options, **variables):
     """Write a plan's profile, and return it as a cluster's scenario has it."""
     result = serfer_here("study", "cluster-profile", plan, "--out", file, *options, **variables)
@@ -159,10 +130,8 @@ def test_a_plans_network_becomes_a_profile_of_a_clusters_scenario(serfer_here, p
     assert shipped_profiles().machine in (tmp_path / "small.toml").read_text()
     one = Configuration(4, 2, 0)
     operators = sum(each.ms(one) for each in shipped.operators[1:])
-    for given in ({"options": ("--profiles", slow)}, {"variables": {"SERFER_PROFILES_FILE": str(slow)}}):
-        own = cluster_profile(
-            serfer_here, plan, tmp_path / "small.toml", *given.get("options", ()), **given.get("variables", {})
-        )
+    for options, variables in ((("--profiles", slow), {}), ((), {"SERFER_PROFILES_FILE": str(slow)})):
+        own = cluster_profile(serfer_here, plan, tmp_path / "small.toml", *options, **variables)
         assert sum(each.ms(one) for each in own.operators[1:]) == pytest.approx(100 * operators, rel=1e-3)
         assert "a slow one" in (tmp_path / "small.toml").read_text()
 
@@ -200,21 +169,10 @@ def compute(result):
 def test_split_predicts_by_the_users_profiles(serfer_here, plan, slow, tmp_path):
     command = ("split", plan.parent / "small.onnx", "--grids", "2x2", "--set", "cuts=relu2,pool", "--json", "--out")
     plain = compute(serfer_here(*command, tmp_path / "plain"))
-    assert compute(serfer_here(*command, tmp_path / "a", "--set", f"profiles={slow}")) == pytest.approx(
-        100 * plain, rel=0.01
-    )
-    assert compute(serfer_here(*command, tmp_path / "b", SERFER_PROFILES_FILE=str(slow))) == pytest.approx(
-        100 * plain, rel=0.01
-    )
-    assert compute(serfer_here(*command, tmp_path / "c", "--set", "safety=0.1")) == pytest.approx(1.1 * plain, rel=0.01)
+    slower = serfer_here(*command, tmp_path / "a", "--set", f"profiles={slow}")
+    again = serfer_here(*command, tmp_path / "b", SERFER_PROFILES_FILE=str(slow))
+    safer = serfer_here(*command, tmp_path / "c", "--set", "safety=0.1")
+    times = [compute(made) / plain for made in (slower, again, safer)]
+    assert times == pytest.approx([100, 100, 1.1], rel=0.01)
     checks = map(json.loads, serfer_here("doctor", "--json", SERFER_PROFILES_FILE=str(slow)).lines)
     assert "a slow one" in next(check["found"] for check in checks if check["name"] == "profiles")
-
-
-def test_a_negative_safety_is_refused(serfer_here, plan, tmp_path):
-    result = serfer_here("split", plan.parent / "small.onnx", "--out", tmp_path / "new", "--set", "safety=-1")
-    result.complains(2, "safety")
-
-
-def test_profiles_that_could_not_be_written_are_not_measured(serfer_here):
-    serfer_here("study", "profile", "--out", "/proc/nowhere/x.json").complains(3, "cannot be written")

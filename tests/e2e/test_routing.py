@@ -11,12 +11,11 @@ from collections import Counter
 from http.client import HTTPConnection
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.e2e.conftest import PATIENCE, eventually, keys
 from tests.e2e.load import Burst, Load
-from tests.support.scenarios import scenario_text
+from tests.support.scenarios import instance_text, scenario_text
 from tests.support.served import png
 
 SCENARIO = scenario_text(2000, (1e-2, 100, 400, 100, 1, 600), ("here", 0.9, 0, 1, 0, 200, [[1, 5], [8, 20]]))
@@ -42,9 +41,7 @@ def serve(start, plan, scenario):
             SERFER_API_DEADLINE_MS="60000",
             **variables,
         )
-        line = command.process.stdout.readline()
-        assert line, command.process.communicate()
-        return command, json.loads(line)["url"]
+        return command, command.said()["url"]
 
     return launch
 
@@ -101,9 +98,7 @@ def test_a_burst_moves_from_functions_to_an_instance_and_survives_its_death(serv
     assert metric(url, 'serfer_pool_changes_total{change="started"}') >= 2
     assert metric(url, 'serfer_queries_total{model="small",outcome="answered",target="gpu"}') == burst.seen.count("gpu")
     eventually(lambda: stopped(url), "the instance stops after the burst", every=0.1)
-    command.interrupt(signal.SIGTERM)
-    result = command.end()
-    assert result.code == 0
+    result = command.stop()
     (failed,) = [line for line in map(json.loads, result.err.splitlines()) if line["event"] == "instance failed"]
     assert failed["fault"] == "unreachable"
 
@@ -132,8 +127,7 @@ def test_another_driver_takes_over_leadership_and_instances_of_a_killed_one(serv
     eventually(lambda: stopped(other), "the instance stops", every=0.1)
     assert not alive(pid)
     assert metric(other, 'serfer_pool_changes_total{change="started"}') == 0
-    drivers[other].interrupt(signal.SIGTERM)
-    assert drivers[other].end().code == 0
+    drivers[other].stop()
     drivers[leader].process.communicate()
     eventually(lambda: keys(redis) == [], "the drivers' published state expires")
 
@@ -154,63 +148,15 @@ def test_an_instance_ends_by_itself_once_every_driver_is_dead(serve, cache, redi
     eventually(lambda: keys(redis) == [], "the driver's published state expires")
     later, _ = serve("--store", "memory://")  # another pool, which sweeps
     assert list(instances(cache)) == []
-    later.interrupt(signal.SIGTERM)
-    assert later.end().code == 0
+    later.stop()
 
 
-WARM = """
-from serfer.control.policy import ProvisioningPlan
-
-
-class Warm:
-    def __init__(self, scenario):
-        pass
-
-    def observe(self, seen):
-        return ProvisioningPlan((), "a warm one", warm=1)
-
-    def resume(self, fleet):
-        pass
-"""
-
-
-@pytest.mark.slow
-def test_functions_that_a_policy_wants_warm_are_pinged_before_the_first_query(serve, tmp_path):
-    (tmp_path / "warm.py").write_text(WARM)
-    options = ("--workers", "local", "--route", f"{tmp_path}/warm.py:Warm", "--set", "log_level=info")
-    command, url = serve(*options, SERFER_LOCAL_CONCURRENCY="16")
-    usd = 'serfer_pool_hour_usd{target="serverless"}'
-    assert eventually(lambda: metric(url, usd), "the pings are paid for", every=0.1) == pytest.approx(0.01)
-
-    def classified():
-        reply = httpx.post(f"{url}/v1/classify", content=png(), headers={"Content-Type": "image/png"}, timeout=PATIENCE)
-        return reply.json()
-
-    # pings are sent stage by stage: those of the last one have been answered once the first query is warm
-    eventually(lambda: not any(stage["cold"] for stage in classified()["stages"]), "a query is warm", every=0.1)
-    assert metric(url, 'serfer_pool_troubles_total{of="functions"}') == 0
-    command.interrupt(signal.SIGTERM)
-    result = command.end()
-    assert result.code == 0
-    (pings,) = [line for line in map(json.loads, result.err.splitlines()) if line["event"] == "pool pings"]
-    assert (pings["wanted"], pings["in_flight"], pings["pings"]) == (1, 0, 1)
-
-
-SEVERAL = (
-    SCENARIO.replace("spot_usd_per_hour = 0", "spot_usd_per_hour = 0.3")
-    + """
-[[instance]]
-name = "there"
-usd_per_hour = 0.36
-spot_usd_per_hour = 0
-boot_s = 1
-min_billing_s = 0
-qps = 100
-batches = [[1, 5], [2, 10]]
-"""
+SEVERAL = SCENARIO.replace("spot_usd_per_hour = 0", "spot_usd_per_hour = 0.3") + instance_text(
+    "there", 0.36, 0, 1, 0, 100, [[1, 5], [2, 10]]
 )
 EACH = """
 from serfer.control.policy import InstanceCount, ProvisioningPlan
+from serfer.control.scenario import Market
 
 
 class Each:
@@ -224,7 +170,7 @@ class Each:
 
     def resume(self, fleet):
         pass
-""".replace("\n\n\nclass", "\nfrom serfer.control.scenario import Market\n\n\nclass")
+"""
 
 
 @pytest.mark.slow
@@ -260,8 +206,7 @@ def test_a_pool_of_two_types_and_markets_serves_from_each_at_its_own_price(serve
     assert {*burst.seen} == {"serverless", "gpu"}, Counter(burst.seen)
     seconds = usd["here", "on-demand"] / prices["here", "on-demand"]
     assert usd == {bought: pytest.approx(price * seconds, rel=0.01) for bought, price in prices.items()}
-    command.interrupt(signal.SIGTERM)
-    assert command.end().code == 0
+    command.stop()
     assert not any(map(alive, instances(cache).values()))
 
 
@@ -309,5 +254,4 @@ def test_two_instances_share_a_burst_by_the_rates_of_their_batch_sizes(serve, sc
     options = ("--route", "nonuniform", "--instances", "local", "--set", f"scenario={scenario}")
     command, url = serve("--store", f"file://{tmp_path}/store", *options)
     asyncio.run(shared(url, tmp_path / "store"))
-    command.interrupt(signal.SIGTERM)
-    assert command.end().code == 0
+    command.stop()

@@ -38,13 +38,6 @@ def run(serfer_here, dense):
     return command
 
 
-def test_no_folder_is_made_for_a_plan_that_is_not_there(run, examples, tmp_path):
-    refused = run(examples / "rocket.jpg", "--out", tmp_path / "maps", plan=tmp_path / "nothing")
-    assert refused.code == 3
-    assert "nothing is not a plan directory" in refused.err
-    assert not (tmp_path / "maps").exists()
-
-
 def test_each_output_of_each_image_becomes_a_file(run, answer, examples, tmp_path):
     result = run(examples / "rocket.jpg", examples / "coffee.png", "--out", tmp_path / "made" / "here", "--json")
     assert (result.code, result.err) == (0, "")
@@ -65,10 +58,14 @@ def test_each_output_of_each_image_becomes_a_file(run, answer, examples, tmp_pat
     assert len(list((tmp_path / "made" / "here").iterdir())) == 2 * len(OUTPUTS)
 
 
-def test_the_text_output_lists_outputs_stages_and_dollars(serfer_here, dense, examples, tmp_path):
-    result = serfer_here("run", "--plan", dense, examples / "rocket.jpg", "--out", tmp_path / "maps", "--compare")
+@pytest.mark.parametrize(
+    ("option", "more"), [("--compare", ("0 retries", "same first class")), ("--keep", ("result ", "until 20"))]
+)
+def test_the_text_output_lists_outputs_stages_and_dollars(serfer_here, dense, examples, tmp_path, option, more):
+    given = ("run", "--plan", dense, examples / "rocket.jpg", "--out", tmp_path / "maps", option)
+    result = serfer_here(*given, SERFER_RESULTS=f"file://{tmp_path}/results")
     assert (result.code, result.err) == (0, "")
-    for words in ("1x5x34x34", "int64", "rocket.head_depth.npy", "stage-0", "0 retries", "$", "same first class"):
+    for words in ("1x5x34x34", "int64", "rocket.head_depth.npy", "stage-0", "$", *more):
         assert words in result.out
     assert {path.name for path in (tmp_path / "maps").iterdir()} == {f"rocket.{name}.npy" for name in FILES.values()}
 
@@ -131,21 +128,6 @@ def test_an_image_that_fails_does_not_stop_the_others(run, examples, tmp_path):
     assert len(lines[-1]["outputs"]) == len(OUTPUTS)
 
 
-def test_what_cannot_be_written_is_refused_before_anything_runs(run, examples, tmp_path):
-    image = examples / "rocket.jpg"
-    (tmp_path / "file").write_text("")
-    run(image, "--out", tmp_path / "file").complains(3, "file", "folder")
-    run(image, image, "--out", tmp_path).complains(2, "'rocket'", "same files")
-    run(image, "--out", tmp_path, "--format", "jpeg").complains(2, "npy, png or tiff")
-    run("-", "-", "--out", tmp_path).complains(2, "standard input")
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
-def test_a_format_that_holds_no_output_is_refused(run, plan, examples, tmp_path):
-    result = run(examples / "rocket.jpg", "--out", tmp_path, "--format", "png", plan=plan)
-    result.complains(2, "png holds none of the outputs logits [7]")
-
-
 def test_explain_lists_outputs_and_warns_of_answers_that_no_response_carries(serfer_here, dense, tmp_path):
     shown = serfer_here("explain", dense)
     assert shown.code == 0
@@ -162,21 +144,9 @@ def test_explain_lists_outputs_and_warns_of_answers_that_no_response_carries(ser
 def test_reductions_are_options_of_split(serfer_here, run, examples, tmp_path):
     path = tmp_path / "dense.onnx"
     onnx.save(dense_onnx(["scores"]), path)
-    made = serfer_here(
-        *(
-            "split",
-            path,
-            "--out",
-            tmp_path / "plan",
-            "--grids",
-            "2x2",
-            "--set",
-            "reduce=argmax",
-            "--set",
-            "resize_output=68x51",
-        ),
-        *("--preprocess", examples.parent / "preprocess.toml"),
-    )
+    chosen = ("--grids=2x2", "--set=reduce=argmax", "--set=resize_output=68x51")
+    described = ("--preprocess", examples.parent / "preprocess.toml")
+    made = serfer_here("split", path, "--out", tmp_path / "plan", *chosen, *described)
     assert (made.code, made.err) == (0, "")
     assert "reduce=argmax, resize_output=68x51 makes 3,468 bytes of 23,120" in load_plan(tmp_path / "plan").why
     assert serfer_here("verify", tmp_path / "plan").code == 0
@@ -184,8 +154,6 @@ def test_reductions_are_options_of_split(serfer_here, run, examples, tmp_path):
     assert result.code == 0
     with Image.open(tmp_path / "rocket.scores.png") as mask:
         assert (mask.mode, mask.size) == ("P", (51, 68))
-    serfer_here("split", path, "--out", tmp_path / "no", "--set", "reduce=max").complains(2, "--reduce is argmax")
-    serfer_here("split", path, "--out", tmp_path / "no", "--set", "resize_output=9").complains(2, "resize_output '9'")
 
 
 @pytest.fixture
@@ -203,7 +171,7 @@ def result(serfer_here, tmp_path):
     return lambda *arguments: serfer_here("result", *arguments, "--results", url)
 
 
-def test_kept_outputs_are_shown_fetched_and_deleted_by_id(keep, result, dense, examples, tmp_path):
+def test_kept_outputs_are_shown_fetched_and_deleted_by_id(keep, result, answer, examples, tmp_path):
     kept = keep(examples / "rocket.jpg", examples / "coffee.png", "--keep", "--json")
     assert (kept.code, kept.err) == (0, "")
     first, second = map(json.loads, kept.lines)
@@ -218,8 +186,6 @@ def test_kept_outputs_are_shown_fetched_and_deleted_by_id(keep, result, dense, e
     assert json.loads(shown.out) == {key: first[key] for key in json.loads(shown.out)}
     fetched = result("get", first["result"], "--out", tmp_path / "maps")
     assert fetched.lines == [str(tmp_path / "maps" / f"{first['result']}.{name}.npy") for name in FILES.values()]
-    with serfer.open(dense) as pipeline:
-        answer = pipeline.run(pipeline.pixels([examples / "rocket.jpg"]))
     for path, name in zip(fetched.lines, OUTPUTS, strict=True):
         assert np.array_equal(np.load(path), answer[name])
     result("get", first["result"], "--out", tmp_path / "maps").complains(3, "exists")
@@ -228,38 +194,9 @@ def test_kept_outputs_are_shown_fetched_and_deleted_by_id(keep, result, dense, e
     assert result("show", second["result"]).code == 0
 
 
-def test_the_text_says_what_is_kept_where_and_how_long(keep, examples, tmp_path):
-    kept = keep(examples / "rocket.jpg", "--keep", "--out", tmp_path / "maps")
-    assert (kept.code, kept.err) == (0, "")
-    for words in ("1x5x34x34", "int64", "result ", "until 20", "rocket.head_depth.npy", "stage-0", "$"):
-        assert words in kept.out
-    assert sorted(path.name for path in (tmp_path / "maps").iterdir()) == sorted(
-        f"rocket.{name}.npy" for name in FILES.values()
-    )
-
-
 def test_without_a_store_of_results_they_lie_in_the_users_cache(keep, serfer_here, examples, cache):
     kept = keep(examples / "rocket.jpg", "--keep", "--json", SERFER_RESULTS="")
     name = json.loads(kept.out)["result"]
     assert (cache / "results").stat().st_mode & 0o777 == 0o700
     assert serfer_here("result", "show", name).code == 0
     assert serfer_here("result", "delete", name).code == 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ((), "--out, the folder for outputs, or --keep"),
-        (("--out", "maps", "--results", "file:///tmp/x"), "give --keep too"),
-        (("--keep", "--compare"), "--keep goes without"),
-        (("--keep", "--format", "png"), "--keep goes without"),
-        (("--keep", "--results", "memory://"), "ends with this command"),
-    ],
-)
-def test_what_cannot_be_kept_is_refused(keep, examples, arguments, words):
-    keep(examples / "rocket.jpg", *arguments).complains(2, words)
-
-
-@pytest.mark.parametrize("name", ["x", "0" * 31, "../" + "0" * 29])
-def test_what_is_no_id_is_refused(result, name):
-    result("show", name).complains(3, "32 hex digits")

@@ -52,9 +52,7 @@ def test_a_service_answers_who_has_a_key_replaces_killed_workers_and_ends_on_a_s
             return http.get("/v1/models", headers=headers).status_code == 401
 
         eventually(locked_out, "the file is read again")
-    command.interrupt(signal.SIGTERM)
-    result = command.end()
-    assert result.code == 0
+    result = command.stop()
     [line] = [line for line in logged(result) if line["request_id"] == "mine-1"]
     assert (line["route"], line["status"], line["model"]) == ("/v1/classify", 200, "small")
     assert "secret-name" not in result.err

@@ -124,9 +124,7 @@ def test_retrying_clients_lose_nothing_and_killed_parts_restart(up, lean, image)
             thread.join()
     labels = {tuple(best["label"] for best in answer["images"][0]["predictions"]) for answer in answers}
     assert len(labels) == 1
-    system.command.interrupt()
-    result = system.command.end()
-    assert result.code == 0
+    result = system.command.stop(signal.SIGINT)
     assert all(json.loads(line)["event"] for line in result.err.splitlines())
     for event in ("driver 0 has ended (signal: killed)", "driver 0 is back", "the balancer had ended", "the store had"):
         assert event in result.err
@@ -176,24 +174,14 @@ def test_drivers_of_a_settings_file_compute_themselves_and_start_no_drivers(star
     assert [system.classify(image, at=driver["url"])[0] for driver in system.started["drivers"]] == [200, 200]
     kinds = [process.kind for process in system.command.processes()]
     assert (kinds.count("redis"), kinds.count("worker")) == (1, 0)
-    system.command.interrupt()
-    assert system.command.end().code == 0
+    system.command.stop(signal.SIGINT)
 
 
-def test_impossible_options_are_refused_by_name(serfer_here, lean, tmp_path):
-    serfer_here("serve", "--drivers", "2", "--set", "engine=stepfunctions").complains(
-        2, "engine=stepfunctions", "--drivers"
-    )
-    serfer_here("serve", "--drivers", "2", "--plan", tmp_path / "none").complains(3, "none")
+def test_a_port_that_is_taken_and_a_store_that_is_away_are_told_once(serfer_here, lean):
     up = partial(serfer_here, "serve", "--drivers", "2", "--plan", lean)
-    up("--set", "drain_s=1").complains(2, "drain_s is for one driver")
-    up("--store", "memory://").complains(2, "--store memory://")
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         up("--port", port).complains(4, f"--port {port} is taken")
-    up("--keys", tmp_path / "none").complains(2, "SERFER_KEYS_FILE", "none does not exist")
-    up("--set", "log_level=loud").complains(2, "log_level is debug, info, warning or error")
-    up("--set", "allow_host=http://a").complains(2, "--set allow_host", "'http://a'")
-    # An error that only drivers detect is reported once.
+    # Only drivers detect this one.
     result = up("--port", 0, "--store", "redis://:hush@127.0.0.1:1/0")
     assert "hush" not in result.complains(4, "driver ", "Redis at 127.0.0.1:1")

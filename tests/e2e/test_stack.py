@@ -17,7 +17,6 @@ import serfer
 from serfer.api.entrypoints import serving
 from serfer.api.entrypoints.function import Function, open_application
 from serfer.applications.opening import ApplicationOptions
-from serfer.core.errors import StoreUnavailableError
 from serfer.core.sigv4 import Access
 from serfer.core.variants import Canary, CanaryLimits
 from serfer.local.lambda_.function import FunctionConfig
@@ -88,7 +87,6 @@ def moto(plan, _redis):
         server.stack("demo", {**known, "Store": _redis.url})
         server.stack("live", {**known, "Store": _redis.url, "Alias": "live"})
         server.stack("away", {**known, "Store": "redis://127.0.0.1:9/0"})
-        server.stack("older", {**known, "Store": _redis.url, "Plans": "0123456789ab", "Serving": "0123456789ab"})
         yield server
 
 
@@ -133,24 +131,6 @@ def test_warm_lists_functions_by_their_deployed_names(serfer_here, variables, pl
     assert result.code == 0, result.err
     digest = load_plan(plan).digest[:12]
     assert [json.loads(line)["function"] for line in result.lines] == [f"demo-{digest}-{n}-0:live" for n in range(2)]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        (["--stack", "demo"], 2, ["--stack demo: say which plan it serves: --plan DIR"]),
-        (["--stack", "demo", "--plan", "PLAN", "--workers", "local"], 2, ["--stack names functions in AWS"]),
-        (["--stack", "older", "--plan", "PLAN"], 3, ["--stack older serves the plan 0123456789ab, this one is "]),
-        (["--stack", "demo", "--plan", "PLAN", "--set", "engine=stepfunctions"], 2, ["was packaged for push"]),
-        (["--stack", "nowhere", "--plan", "PLAN"], 4, ["there is no such stack in us-east-1"]),
-        (["--workers", "aws", "--plan", "PLAN"], 2, ["--workers aws needs --store", "or --stack"]),
-    ],
-)
-def test_options_that_contradict_each_other_are_refused_in_one_line(
-    serfer_here, variables, bare, arguments, code, words
-):
-    arguments = [str(bare) if each == "PLAN" else each for each in arguments]
-    serfer_here("serve", *arguments, **variables).complains(code, *words)
 
 
 @pytest.fixture
@@ -272,7 +252,3 @@ class TestOpening:
     def test_a_given_store_takes_precedence_over_the_stacks(self, bare, settings, redis):
         with serfer.open(bare, stack="away", store=redis, settings=settings) as pipeline:
             assert pipeline.run(batch()).shape == (1, 7)
-
-    def test_an_unreachable_cache_is_refused(self, bare, settings):
-        with pytest.raises(StoreUnavailableError, match=r"network of its own.*ask its service, https://x/prod"):
-            serfer.open(bare, stack="away", settings=settings)

@@ -56,16 +56,3 @@ def test_concurrent_queries_are_traced_together(plan, settings):
         assert came <= cut <= result.answer.started <= result.answer.ended <= result.answered
     compute = sum(report.compute_ms for result in results for run in result.answer.stages for report in run.reports)
     assert sum(span["args"]["ms"] for span in spans(shown, "compute")) == pytest.approx(compute)
-
-
-@pytest.mark.parametrize(
-    ("path", "code", "words"),
-    [
-        ("-", 2, "--trace takes the path of a file"),
-        (".", 3, "'.' cannot be written"),
-        ("nowhere/out.json", 3, "'nowhere/out.json' cannot be written"),
-        ("/dev/null", 3, "'/dev/null' cannot be written: it should be a regular file"),
-    ],
-)
-def test_a_trace_that_cannot_be_written_is_refused_before_anything_runs(serfer_here, examples, path, code, words):
-    serfer_here("classify", "--plan", "nowhere", examples / "rocket.jpg", "--trace", path).complains(code, words)

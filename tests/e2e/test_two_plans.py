@@ -1,9 +1,6 @@
 """Plan directories with a cold plan: which plan queries run on, over local workers that start and are killed."""
 
-import itertools
 import shutil
-import threading
-import time
 
 import numpy as np
 import pytest
@@ -11,7 +8,7 @@ import pytest
 import serfer
 from serfer.core.errors import PlanError
 from serfer.core.exactness import difference
-from serfer.drivers.dispatching.plan_policy import COLD, NO_ROOM, WARM
+from serfer.drivers.dispatching.plan_policy import COLD, WARM
 from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import COLD_DIRECTORY, load_cold_plan, load_plan
@@ -82,61 +79,11 @@ def test_queries_move_to_the_whole_function_when_it_is_warm_and_back_when_it_was
         assert pipeline.last_report.plan_reason == WARM
 
 
-@pytest.mark.slow
-def test_a_change_over_under_load_loses_no_query(directory, warm, cold, settings, redis, invocations):
-    """Ten queries a second; the whole function is killed twice, each time once queries have moved to it."""
-    twenty = settings.model_copy(update={"local_concurrency": 20})
-    pause, queries, killed = threading.Event(), [], 0
-    with serfer.open(directory, store=redis, workers="local", settings=twenty) as pipeline:
-        for kills in range(3):
-            begun = len(queries)
-            deadline = time.monotonic() + PATIENCE
-            while not moved(queries[begun:]):
-                assert time.monotonic() < deadline
-                queries.append(pipeline.submit(batch(seed=len(queries))))
-                pause.wait(0.1)
-            if kills < 2:
-                killed += invocations.kill(warm.function(0, 0))
-        results = [future.result(PATIENCE) for future in queries]
-    whole = unsplit(warm, directory)
-    assert all(difference(result.logits, whole(batch(seed=seed))).exact for seed, result in enumerate(results))
-    reports = [result.report for result in results]
-    changes = [plan for plan, _ in itertools.groupby(report.plan for report in reports)]
-    assert changes[:2] == [cold.digest, warm.digest]
-    assert all(report.plan_reason in (WARM, COLD, NO_ROOM) for report in reports)
-    # With the whole function alone, all queries that come while it starts would wait for it.
-    late = sum(report.plan_reason == WARM and started(report) for report in reports)
-    assert 1 <= late <= killed
-    assert sum(report.retries for report in reports) <= killed
-    assert sum(report.warm_ups for report in reports) >= 1
-
-
-def started(report):
-    """Return whether a query has waited for an environment to start."""
-    return any(stage.cold for stage in report.stages)
-
-
-def moved(queries):
-    """Return whether a query has waited for environments, and the newest three answers are of warm ones."""
-    done = [future.result().report for future in queries if future.done()]
-    newest = [(report.plan_reason, started(report)) for report in done[-3:]]
-    return any(map(started, done)) and newest == [(WARM, False)] * 3
-
-
 def test_warming_a_pipeline_spares_it_the_cold_plan(directory, settings, redis):
     with serfer.open(directory, store=redis, workers="local", settings=settings) as pipeline:
         pipeline.warm()
         pipeline.run(batch())
         assert pipeline.last_report.plan_reason == WARM
-
-
-def test_too_little_concurrency_is_a_reason(directory, warm, settings, redis):
-    few = settings.model_copy(update={"local_concurrency": 4})
-    with serfer.open(directory, store=redis, workers="local", settings=few) as pipeline:
-        pipeline.run(batch())
-        report = pipeline.last_report
-    why = "it needs 5 invocations at once, the concurrency is 4"
-    assert (report.plan, report.plan_reason) == (warm.digest, f"The cold plan is not used: {why}.")
 
 
 def test_kept_answers_are_found_whichever_plan_has_computed_them(directory, warm, settings, redis):

@@ -1,7 +1,6 @@
 """Case II with real processes: load starts an instance and loads a variant, its end stops it, and no query is lost."""
 
 import asyncio
-import signal
 from dataclasses import replace
 
 import httpx
@@ -13,7 +12,7 @@ from serfer.plan_directory import load_plan
 from serfer.registry import open_registry
 from serfer.splitter.network.description import read_preprocess
 from tests.applications.worlds import register, variant, version
-from tests.e2e.conftest import PATIENCE, eventually
+from tests.e2e.conftest import PATIENCE, SERVED, eventually
 from tests.e2e.load import Load
 from tests.variants.digits import LABELS, digits, png, write_digits
 
@@ -75,17 +74,7 @@ async def rise(url):
 def test_instances_and_variants_follow_the_load_and_no_query_is_lost(start, registry):
     driver = start(
         *("serve", "--registry", registry, "--app", APP, "--workers", "inprocess", "--store", "memory://"),
-        *(
-            "--set",
-            "variant_instances=local:1",
-            "--port",
-            "0",
-            "--json",
-            "--set",
-            "drain_s=0",
-            "--set",
-            "log_level=warning",
-        ),
+        *("--set", "variant_instances=local:1", *SERVED),
     )
     url = driver.said()["url"]
     answers = asyncio.run(rise(url))
@@ -102,5 +91,4 @@ def test_instances_and_variants_follow_the_load_and_no_query_is_lost(start, regi
     eventually(stopped, "the instance is stopped", every=0.2)
     reply = httpx.post(f"{url}/v1/classify", files={"image": png(digits().held_out[0])}, timeout=PATIENCE)
     assert reply.json()["selected"]["variant"] == "function"
-    driver.interrupt(signal.SIGTERM)
-    assert driver.end().code == 0
+    driver.stop()

@@ -125,14 +125,3 @@ def test_local_functions_fetch_from_a_bucket_and_start_only_with_the_plans_weigh
 
 def put(ranges, name, data):
     ranges._client.put(f"weights/{name}", data, 0.0)
-
-
-def test_a_held_rate_delays_the_first_answer(place, cache):
-    directory = place("fetched")
-    size = load_plan(directory).stages[0].functions[0].weights.bytes
-    settings = Settings(cache_dir=cache, local_fetch_rate=size / 2)
-    with serfer.open(directory, workers="local", settings=settings) as pipeline:
-        pipeline.run(batch())
-        assert pipeline.last_report.latency_ms > 2000
-        pipeline.run(batch())
-        assert pipeline.last_report.latency_ms < 2000

@@ -1,11 +1,11 @@
 import json
-from types import SimpleNamespace
+from dataclasses import dataclass
 
 import pytest
 
 from serfer.cli.main import app
 from serfer.cli.shared.terminal import _exit_code, _Interrupt
-from tests.mapping.plans import HEIGHT, WIDTH, make_map_plan
+from tests.mapping.plans import HEIGHT, WIDTH, make_map_plan, map_command
 from tests.raster.files import UTM, WHERE, pixels, write
 
 
@@ -17,15 +17,34 @@ def plan(tmp_path_factory):
     return directory
 
 
+@dataclass(frozen=True)
+class Ended:
+    """A command's exit code and what it printed; `err` without line ends."""
+
+    code: int
+    out: str
+    err: str
+
+    def ends(self, code, *words):
+        """Check the exit code, and that standard error has these words."""
+        assert self.code == code, self.err
+        assert [each for each in words if each not in self.err] == [], self.err
+        return self
+
+    @property
+    def report(self):
+        return json.loads(self.out.splitlines()[-1])
+
+
 @pytest.fixture
 def serfer(capsys, monkeypatch):
-    """Run a command in this process: its exit code, and what it printed."""
+    """Run a command in this process."""
 
     def run(*arguments):
         monkeypatch.setenv("COLUMNS", "400")  # again where a test has undone it
         code = _exit_code(app, [str(each) for each in arguments], _Interrupt())
         captured = capsys.readouterr()
-        return SimpleNamespace(code=code, out=captured.out, err=" ".join(captured.err.split()))
+        return Ended(code, captured.out, " ".join(captured.err.split()))
 
     return run
 
@@ -39,23 +58,13 @@ def serfer_command(serfer):
 @pytest.fixture
 def report_of(serfer):
     """Run a command that has to succeed: its report."""
-
-    def run(*command):
-        done = serfer(*command, "--json")
-        assert done.code == 0, done.err
-        return json.loads(done.out.splitlines()[-1])
-
-    return run
+    return lambda *command: serfer(*command, "--json").ends(0).report
 
 
 @pytest.fixture
 def map_image(report_of):
     """Map an image, or a folder of them, by a plan: the report."""
-
-    def run(image, plan, out, *options):
-        return report_of("map", image, "--plan", plan, "--out", out, "--workers", "inprocess", *options)
-
-    return run
+    return lambda *given: report_of(*map_command(*given))
 
 
 @pytest.fixture
@@ -71,4 +80,4 @@ def image(tmp_path, size):
 
 @pytest.fixture
 def command(image, plan, tmp_path):
-    return ("map", image, "--plan", plan, "--out", tmp_path / "result.tif", "--workers", "inprocess")
+    return map_command(image, plan, tmp_path / "result.tif")

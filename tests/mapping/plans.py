@@ -52,6 +52,10 @@ def make_map_plan(directory, rows=(3, 4), cols=(5, 3), preprocess=PREPROCESS):
 HEIGHT, WIDTH = 64, 80
 
 
+def map_command(image, plan, out, *options):
+    return ("map", image, "--plan", plan, "--out", out, "--workers", "inprocess", *options)
+
+
 def expected(image, scale=1 / 255, missing=None):
     """The network on the whole image, (bands, rows, cols)."""
     mean, std = (np.array(each, np.float32)[:, None, None] for each in (PREPROCESS.mean, PREPROCESS.std))

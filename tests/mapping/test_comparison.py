@@ -1,7 +1,6 @@
 """A map is compared with the network itself, in one piece on parts of the image, before its result is written."""
 
 import hashlib
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +19,7 @@ from serfer.mapping.comparison import places_of
 from serfer.mapping.results import RasterTarget
 from serfer.plan_directory import load_plan, write_plan
 from tests.mapping.networks import Network
-from tests.mapping.plans import HEIGHT, WIDTH, WINDOW, assert_equal, axis, expected, make_map_plan, read
+from tests.mapping.plans import HEIGHT, WIDTH, WINDOW, assert_equal, axis, expected, make_map_plan, map_command, read
 from tests.raster.files import pixels, write
 from tests.support.onnx_graph import Graph
 
@@ -29,7 +28,7 @@ SIZE = (210, 240)
 
 def compared(done):
     assert done.code == 0, done.err
-    return json.loads(done.out)["compared"]
+    return done.report["compared"]
 
 
 @pytest.fixture
@@ -100,7 +99,7 @@ def map_of(serfer, tmp_path):
 
     def run(plan, *options):
         out = tmp_path / "result.tif"
-        return serfer("map", image, "--plan", plan, "--out", out, "--workers", "inprocess", "--json", *options)
+        return serfer(*map_command(image, plan, out, "--json", *options))
 
     return run
 
@@ -113,23 +112,22 @@ def test_a_map_is_compared_and_says_so(serfer, command):
     assert not found["wrong"]
     said = serfer(*command, "--overwrite").out
     assert "compared with the network in one piece on" in said
-    assert json.loads(serfer(*command, "--overwrite", "--set", "check=false", "--json").out)["compared"] is None
+    assert serfer(*command, "--overwrite", "--set", "check=false", "--json").report["compared"] is None
 
 
 @pytest.mark.parametrize("number", [0, 7, 19])
 def test_a_wrong_window_is_named_and_nothing_is_written(serfer, command, tmp_path, altered, monkeypatch, number):
     altered(number, lambda values: values + 0.01)
-    refused = serfer(*command, "--json")
-    assert refused.code == 1
-    assert f"most so in window {number}, rows" in refused.err
-    assert "nothing was written, the windows are kept in" in refused.err
-    report = json.loads(refused.out)
+    refused = serfer(*command, "--json").ends(
+        1, f"most so in window {number}, rows", "nothing was written, the windows are kept in"
+    )
+    report = refused.report
     assert report["result"] is None
     assert report["compared"]["worst_window"] == number
     assert not (tmp_path / "result.tif").exists()
     monkeypatch.undo()
     assert serfer(*command).code == 1  # what is kept is still wrong
-    assert json.loads(serfer(*command, "--set", "check=false", "--json").out)["resumed"] == 20
+    assert serfer(*command, "--set", "check=false", "--json").report["resumed"] == 20
     assert (tmp_path / "result.tif").exists()
     assert compared(serfer(*command, "--restart", "--overwrite", "--json"))["error"] < 1e-6
     assert_equal(read(tmp_path / "result.tif"), expected(pixels(HEIGHT, WIDTH)))
@@ -140,10 +138,8 @@ def test_of_many_images_a_wrong_one_fails_by_itself(serfer, plan, tmp_path, alte
         write(tmp_path / f"{name}.tif", pixels(HEIGHT, WIDTH))
     wrong = iter([True])
     altered(7, lambda values: values + 0.01 * next(wrong, False))
-    images = (tmp_path / "a.tif", tmp_path / "b.tif")
-    done = serfer("map", *images, "--plan", plan, "--out", tmp_path / "out", "--workers", "inprocess")
-    assert done.code == 1
-    assert "a.tif: the result is wrong" in done.err
+    command = map_command(tmp_path / "a.tif", plan, tmp_path / "out", tmp_path / "b.tif")
+    serfer(*command).ends(1, "a.tif: the result is wrong")
     assert (tmp_path / "out" / "retry.txt").read_text().split() == [str(tmp_path / "a.tif")]
     assert (tmp_path / "out" / "b.tif").exists()
 
@@ -163,9 +159,7 @@ def test_each_output_is_compared_at_its_own_stride(map_of, two_maps, altered):
     assert found["pixels"] > 1.2 * SIZE[0] * SIZE[1] / 2
     assert found["error"] < 1e-6
     altered(4, lambda values: values + 0.5 * (values.shape[-1] < 64))
-    refused = map_of(two_maps, "--overwrite")
-    assert refused.code == 1
-    assert "most so in window 4" in refused.err
+    map_of(two_maps, "--overwrite").ends(1, "most so in window 4")
 
 
 @pytest.mark.exact
@@ -176,8 +170,7 @@ def test_statistics_of_the_whole_image_are_those_of_the_passes_also_when_it_is_r
     monkeypatch.setattr(image_job, "compare", stopped)
     assert map_of(pooled).code == 130
     monkeypatch.undo()
-    done = map_of(pooled)
-    report = json.loads(done.out)
+    report = map_of(pooled).report
     assert report["computed"] == 0
     assert report["compared"]["parts"] >= 4
     assert report["compared"]["error"] < 1e-6
@@ -190,9 +183,7 @@ def test_another_class_is_wrong_unless_its_score_is_as_large(map_of, classes, al
     assert compared(map_of(classes, "--overwrite"))["other_classes"] == 0
     monkeypatch.undo()
     altered(4, lambda values: np.where(values == 0, 2, values).astype(values.dtype))
-    refused = map_of(classes, "--overwrite")
-    assert refused.code == 1
-    assert "pixels have another class), most so in window 4" in refused.err
+    map_of(classes, "--overwrite").ends(1, "pixels have another class), most so in window 4")
 
 
 @pytest.mark.parametrize(
@@ -218,8 +209,7 @@ def test_what_cannot_be_compared_is_mapped_and_says_why(serfer, tmp_path):
     plan = load_plan(tmp_path / "plan")  # without parts, as those of earlier versions
     write_plan(sealed(replace(plan, windows=replace(plan.windows, crops=None))), tmp_path / "plan")
     image = write(tmp_path / "image.tif", pixels(HEIGHT, WIDTH))
-    done = serfer("map", image, "--plan", tmp_path / "plan", "--out", tmp_path / "out.tif", "--workers", "inprocess")
-    assert done.code == 0, done.err
+    done = serfer(*map_command(image, tmp_path / "plan", tmp_path / "out.tif")).ends(0)
     assert "not compared with the network:" in done.out
     assert "its plan has no network for parts of an image" in done.out
     assert (tmp_path / "out.tif").exists()
@@ -238,8 +228,7 @@ def test_a_network_that_does_not_run_in_one_piece_costs_no_map(serfer, tmp_path)
     unsplit = replace(plan.unsplit, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
     write_plan(sealed(replace(plan, unsplit=unsplit)), tmp_path / "plan")
     image = write(tmp_path / "image.tif", pixels(HEIGHT, WIDTH))
-    done = serfer("map", image, "--plan", tmp_path / "plan", "--out", tmp_path / "out.tif", "--workers", "inprocess")
-    assert done.code == 0, done.err
+    done = serfer(*map_command(image, tmp_path / "plan", tmp_path / "out.tif")).ends(0)
     assert "not compared with the network: the network did not run in one piece:" in done.out
     assert_equal(read(tmp_path / "out.tif"), expected(pixels(HEIGHT, WIDTH)))
 

@@ -1,6 +1,5 @@
 """`serfer map` with passes that keep maps for later ones: the same result by less work, whatever happens in between."""
 
-import json
 import re
 import shutil
 import signal
@@ -18,7 +17,7 @@ from serfer.core.plan.windows_validation import check_windows
 from serfer.plan_directory import load_plan
 from tests.mapping.networks import run
 from tests.mapping.plans import PREPROCESS, assert_equal, read
-from tests.mapping.test_resume import start, wait_for_parts
+from tests.mapping.test_resume import start, stop_with_parts, wait_for_parts
 from tests.mapping.test_statistics import HEIGHT, WIDTH, WINDOWS, Network, command_of, image_of, normal, unet
 from tests.raster.files import pixels
 
@@ -63,7 +62,7 @@ def test_a_map_computes_each_layer_once_and_deletes_what_it_kept(serfer, command
     assert f"{PASSES} passes over the image, 1.0" in before.out
     assert re.search(rf"take up to [\d,]+ bytes in {re.escape(str(tmp_path))}$", before.out, re.MULTILINE)
     assert not [*tmp_path.glob("result*")]
-    report = json.loads(serfer(*command, "--json").out)
+    report = serfer(*command, "--json").report
     assert report["computed"] == PASSES * WINDOWS
     assert_equal(read(tmp_path / "result.tif"), whole)
     assert_only_the_result_is_left(tmp_path)
@@ -85,17 +84,11 @@ def test_a_section_reads_the_image_beside_kept_maps(report_of, networks, tmp_pat
 def test_a_map_that_was_killed_in_a_pass_goes_on_with_the_maps_that_were_kept(serfer, command, whole, tmp_path):
     process = start(command)
     wait_for_parts(process, tmp_path / "result.tif.parts.kept-2", 3)
-    second = serfer(*command)
-    assert second.code == 4
-    assert "in use by another process" in second.err
+    serfer(*command).ends(4, "in use by another process")
     process.kill()
     process.communicate()
-    process = start(command)
-    wait_for_parts(process, tmp_path / "result.tif.parts.pass-3", 3)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
-    report = json.loads(serfer(*command, "--json").out)
+    stop_with_parts(command, tmp_path / "result.tif.parts.pass-3", 3, signal.SIGINT)
+    report = serfer(*command, "--json").report
     assert report["resumed"] >= 2 * WINDOWS + 3
     assert report["resumed"] + report["computed"] == PASSES * WINDOWS
     assert_equal(read(tmp_path / "result.tif"), whole)
@@ -103,17 +96,14 @@ def test_a_map_that_was_killed_in_a_pass_goes_on_with_the_maps_that_were_kept(se
 
 
 def test_kept_maps_that_are_not_whole_are_computed_again(serfer, command, whole, tmp_path):
-    process = start(command)
-    wait_for_parts(process, tmp_path / "result.tif.parts.pass-2", 3)
-    process.kill()
-    process.communicate()
+    stop_with_parts(command, tmp_path / "result.tif.parts.pass-2", 3)
     altered, cut, gone = (tmp_path / "result.tif.parts.kept-1" / f"c.0.0.1.{col}" for col in range(3))
     data = bytearray(altered.read_bytes())
     data[100] ^= 1
     altered.write_bytes(data)
     cut.write_bytes(cut.read_bytes()[:-5])
     gone.unlink()
-    report = json.loads(serfer(*command, "--json").out)
+    report = serfer(*command, "--json").report
     assert report["resumed"] + report["computed"] == PASSES * WINDOWS
     assert report["resumed"] >= WINDOWS - 3 + 3
     assert_equal(read(tmp_path / "result.tif"), whole)
@@ -122,18 +112,14 @@ def test_kept_maps_that_are_not_whole_are_computed_again(serfer, command, whole,
 def test_kept_maps_of_another_image_are_never_read(serfer, networks, command, tmp_path, tmp_path_factory):
     work = tmp_path_factory.mktemp("work")
     command = (*command, "--set", f"work={work}")
-    process = start(command)
-    wait_for_parts(process, tmp_path / "result.tif.parts.pass-2", 1)
-    process.kill()
-    process.communicate()
+    stop_with_parts(command, tmp_path / "result.tif.parts.pass-2", 1)
     assert [*work.glob("result.tif.parts.*.kept-1/c.*")]
     assert not [*tmp_path.glob("*kept*")]
     other = pixels(HEIGHT, WIDTH)[:, ::-1].copy()
     image_of(tmp_path, other)
     for number in (1, 2):
         shutil.rmtree(tmp_path / f"result.tif.parts.pass-{number}")
-    refused = serfer(*command)
-    assert refused.code == 3
+    refused = serfer(*command).ends(3)
     assert re.search(rf"{work}/\S+kept-1 holds the parts of another job: image", refused.err)
     assert serfer(*command, "--restart").code == 0
     assert_equal(read(tmp_path / "result.tif"), run(networks["unet"][0], normal(other))[0])
@@ -143,9 +129,7 @@ def test_kept_maps_of_another_image_are_never_read(serfer, networks, command, tm
 
 def test_a_folder_of_work_that_is_not_there_is_refused(serfer, command, tmp_path):
     for more in ((), ("--dry-run",)):
-        refused = serfer(*command, "--set", f"work={tmp_path / 'none'}", *more)
-        assert refused.code == 3
-        assert f"work {tmp_path / 'none'} is not a folder" in refused.err
+        serfer(*command, "--set", f"work={tmp_path}/none", *more).ends(3, f"work {tmp_path}/none is not a folder")
 
 
 def test_a_folder_of_work_that_has_no_use_is_named(serfer, networks, tmp_path):
@@ -153,21 +137,21 @@ def test_a_folder_of_work_that_has_no_use_is_named(serfer, networks, tmp_path):
     given = {"window": 32, "preprocess": PREPROCESS, "statistics": "exact", "kept_maps": "never"}
     package.map_plan(networks["unet"][0], [(HEIGHT, WIDTH)], plan, **given)
     done = serfer(*command_of(image_of(tmp_path), plan, tmp_path), "--set", f"work={tmp_path}", "--dry-run")
-    assert done.code == 0
-    assert "the plan keeps no maps between passes" in " ".join(done.err.split())
+    done.ends(0, "the plan keeps no maps between passes")
 
 
 def test_map_whose_kept_maps_find_no_room_does_not_start(serfer, command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     relative = [part.name if isinstance(part, Path) and part.parent == tmp_path else part for part in command]
-    planned = json.loads(serfer(*relative, "--dry-run", "--json").out)
+    planned = serfer(*relative, "--dry-run", "--json").report
     assert planned["kept_where"] == str(tmp_path)
     free = planned["kept_bytes"] + 100_000  # for all kept maps, but not for the result's parts as well
     monkeypatch.setattr("serfer.mapping.kept_maps.shutil.disk_usage", lambda _: SimpleNamespace(free=free))
-    refused = serfer(*command)
-    assert refused.code == 4
-    assert f"take {planned['kept_bytes']:,} bytes more in" in refused.err
-    assert f"parts of the result 163,920, and its disk has {free:,} free: make room, name a folder" in refused.err
+    serfer(*command).ends(
+        4,
+        f"take {planned['kept_bytes']:,} bytes more in",
+        f"parts of the result 163,920, and its disk has {free:,} free: make room, name a folder",
+    )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["image.tif"]
 
 
@@ -206,11 +190,3 @@ def test_a_plan_whose_kept_maps_cannot_be_is_refused(networks, change):
     check_windows(plan, plan.windows)
     with pytest.raises(PlanError, match=r"plan\.json"):
         check_windows(plan, change(plan.windows))
-
-
-def test_a_plan_for_any_size_refuses_to_keep_maps_always_before_it_reads_the_network(serfer, tmp_path):
-    size = "--size", "any,multiple=8"
-    done = serfer("map-plan", "net.onnx", *size, "--set", "kept_maps=always", "--out", tmp_path / "plan")
-    assert done.code == 2
-    assert "a plan for images of any size keeps no maps" in done.err
-    assert not (tmp_path / "plan").exists()

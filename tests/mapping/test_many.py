@@ -9,7 +9,7 @@ import pytest
 import serfer as package
 from serfer.core.errors import UsageError
 from serfer.mapping.image_list import map_items
-from tests.mapping.plans import HEIGHT, WIDTH, assert_equal, expected, read
+from tests.mapping.plans import HEIGHT, WIDTH, assert_equal, expected, map_command, read
 from tests.moto_server import ACCESS, MotoServer
 from tests.raster.files import UTM, WHERE, pixels, write
 
@@ -49,8 +49,7 @@ def many(serfer, folder, plan, tmp_path):
 
 
 def test_a_folder_is_mapped_but_for_the_images_that_the_plan_is_not_for(many, folder, tmp_path):
-    done = many("--json")
-    assert done.code == 1
+    done = many("--json").ends(1)
     *reports, summary = lines(done.out)
     assert [report["image"] for report in reports] == [str(folder / "a.tif"), str(folder / "deep/b.tif")]
     assert [*summary["failed"]] == [str(folder / "c.png")]
@@ -76,14 +75,12 @@ def test_a_later_run_does_what_is_missing_altered_or_changed(many, folder, tmp_p
     assert not (results / "retry.txt").exists()
     (results / "a.tif").unlink()
     (results / "deep" / "b.tif").write_bytes(b"altered")
-    third = many("--json")
-    assert third.code == 1
+    third = many("--json").ends(1)
     assert [report["image"] for report in lines(third.out)[:-1]] == [str(folder / "a.tif")]
     [error] = lines(third.out)[-1]["failed"].values()
     assert "b.tif exists" in error
     write(folder / "a.tif", pixels(HEIGHT, WIDTH, seed=7))
-    fourth = many("--json", "--overwrite")
-    assert fourth.code == 0
+    fourth = many("--json", "--overwrite").ends(0)
     assert [report["image"] for report in lines(fourth.out)[:-1]] == [str(folder / "a.tif"), str(folder / "deep/b.tif")]
     assert_equal(read(results / "a.tif"), expected(pixels(HEIGHT, WIDTH, seed=7)))
 
@@ -108,16 +105,12 @@ def test_dollars_end_all_images_and_name_those_that_are_left(many, folder, tmp_p
     (folder / "c.png").unlink()
     usd = sum(estimate["usd"] for estimate in lines(many("--dry-run", "--json").out))
     assert not (tmp_path / "results").exists()
-    refused = many("--max-cost-usd", usd / 2)
-    assert refused.code == 2
-    assert "2 images are predicted to cost" in refused.err
-    stopped = many("--max-cost-usd", usd / 50, "--set", "force=true", "--json")
-    assert stopped.code == 1
+    many("--max-cost-usd", usd / 2).ends(2, "2 images are predicted to cost")
+    stopped = many("--max-cost-usd", usd / 50, "--set", "force=true", "--json").ends(1)
     summary = lines(stopped.out)[-1]
     assert [*summary["failed"], *summary["untried"]] == [str(folder / "a.tif"), str(folder / "deep/b.tif")]
     left = tmp_path / "results" / "retry.txt"
-    done = many("--set", f"image_list={left}", images=())
-    assert done.code == 0, done.err
+    many("--set", f"image_list={left}", images=()).ends(0)
 
 
 def test_results_of_one_name_and_results_over_images_are_refused(tmp_path):
@@ -134,7 +127,7 @@ def test_a_prefix_of_s3_is_mapped_into_another(serfer, report_of, plan, bucket, 
     client, url = bucket
     for name in ("a.tif", "deep/b.tif"):
         client.put_object(Bucket="maps", Key=f"in/{name}", Body=(folder / name).read_bytes())
-    command = ("map", url("in/"), "--plan", plan, "--out", url("out/"), "--workers=inprocess", "--set=suffix=.npy")
+    command = map_command(url("in/"), plan, url("out/"), "--set=suffix=.npy")
     report_of(*command)
     body = client.get_object(Bucket="maps", Key="out/deep/b.npy")["Body"].read()
     assert_equal(np.load(io.BytesIO(body)), expected(pixels(HEIGHT, WIDTH, seed=1)))

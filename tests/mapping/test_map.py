@@ -1,7 +1,5 @@
 """`serfer map` on images that fit into memory: its results are the network's on the whole image."""
 
-import json
-
 import numpy as np
 import pytest
 import rasterio
@@ -11,7 +9,7 @@ import serfer as package
 from serfer.core.errors import IncompleteMapError, TaskFailedError
 from serfer.mapping.engine import Spending
 from serfer.pipeline.blocking import Pipeline
-from tests.mapping.plans import HEIGHT, WIDTH, assert_equal, expected, read
+from tests.mapping.plans import HEIGHT, WIDTH, assert_equal, expected, map_command, network, read
 from tests.raster.files import UTM, WHERE, pixels, write
 
 pytestmark = pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
@@ -59,24 +57,21 @@ def test_other_types_are_normalised_to_their_own_range(map_image, plan, tmp_path
 def test_bands_are_chosen_and_ordered(serfer, plan, tmp_path):
     values = pixels(48, WIDTH, bands=5)
     image = write(tmp_path / "image.tif", values)
-    command = ("map", image, "--plan", plan, "--out", tmp_path / "result.npy", "--workers", "inprocess")
-    refused = serfer(*command)
-    assert refused.code == 3
-    assert "image.tif has 5 bands, and the network takes 3 channels: choose them with --bands" in refused.err
+    command = map_command(image, plan, tmp_path / "result.npy")
+    serfer(*command).ends(3, "image.tif has 5 bands, and the network takes 3 channels: choose them with --bands")
     assert serfer(*command, "--bands", "4,2,9").code == 3
     assert serfer(*command, "--bands", "4,2").code == 3
     assert serfer(*command, "--bands", "4,2,5").code == 0
     assert_equal(np.load(tmp_path / "result.npy"), expected(values[[3, 1, 4]]))
 
 
-def test_pixels_without_data_have_none_in_the_result_and_their_windows_are_not_computed(serfer, plan, tmp_path):
+def test_pixels_without_data_have_none_in_the_result_and_their_windows_are_not_computed(map_image, plan, tmp_path):
     values = np.maximum(pixels(HEIGHT, WIDTH), 1)
     values[:, :40, :50] = 0
     values[0, 60, 60] = 0  # in one band only: a value as any other
     image = write(tmp_path / "image.tif", values, nodata=0, crs=UTM, transform=WHERE)
     out = tmp_path / "result.tif"
-    done = serfer("map", image, "--plan", plan, "--out", out, "--workers", "inprocess", "--json")
-    report = json.loads(done.out)
+    report = map_image(image, plan, out)
     assert (report["empty"], report["computed"]) == (6, 14)
     missing = np.zeros((HEIGHT, WIDTH), bool)
     missing[:40, :50] = True
@@ -86,12 +81,13 @@ def test_pixels_without_data_have_none_in_the_result_and_their_windows_are_not_c
     assert_equal(result[:, ~missing], wanted[:, ~missing])
     with rasterio.open(out) as dataset:
         assert np.isnan(dataset.nodata)
-    whole = serfer("map", image, "--plan", plan, "--out", out, "--workers=inprocess", "--no-data=none", "--overwrite")
-    assert whole.code == 0
+    map_image(image, plan, out, "--no-data=none", "--overwrite")
     assert_equal(read(out), expected(values))
 
 
-def test_a_window_that_fails_is_listed_and_computed_when_it_is_run_again(serfer, command, tmp_path, monkeypatch):
+def test_a_window_that_fails_is_listed_and_computed_when_it_is_run_again(
+    serfer, report_of, command, tmp_path, monkeypatch
+):
     submit, calls = Pipeline.submit, []
 
     def failing(pipeline, batch, **given):
@@ -101,16 +97,12 @@ def test_a_window_that_fails_is_listed_and_computed_when_it_is_run_again(serfer,
         return submit(pipeline, batch, **given)
 
     monkeypatch.setattr(Pipeline, "submit", failing)
-    done = serfer(*command, "--json")
-    assert done.code == 1
-    [failure] = json.loads(done.out)["failures"]
+    done = serfer(*command, "--json").ends(1, "19 of 20 windows are kept in", "run the same command again")
+    [failure] = done.report["failures"]
     assert failure["error"] == "the function ran out of memory"
-    assert "19 of 20 windows are kept in" in done.err
-    assert "run the same command again" in done.err
     assert not (tmp_path / "result.tif").exists()
-    again = serfer(*command, "--json")
-    assert again.code == 0
-    assert (json.loads(again.out)["resumed"], json.loads(again.out)["computed"]) == (19, 1)
+    again = report_of(*command)
+    assert (again["resumed"], again["computed"]) == (19, 1)
     assert_equal(read(tmp_path / "result.tif"), expected(pixels(HEIGHT, WIDTH)))
 
 
@@ -129,25 +121,18 @@ def test_the_error_of_the_python_function_has_the_report(plan, image, tmp_path, 
 
 
 def test_dollars_end_at_the_ceiling_with_those_in_flight_at_their_predicted_price(
-    serfer, command, tmp_path, monkeypatch
+    serfer, report_of, command, tmp_path, monkeypatch
 ):
     settle = Spending.settle  # a busy machine takes its time, which costs more than predicted
     monkeypatch.setattr(Spending, "settle", lambda spending, predicted, _: settle(spending, predicted, predicted))
-    predicted = json.loads(serfer(*command, "--dry-run", "--json").out)["usd"]
-    refused = serfer(*command, "--max-cost-usd", predicted / 2)
-    assert refused.code == 2
-    assert "more than --max-cost-usd" in refused.err
-    assert not (tmp_path / "result.tif.parts").is_dir() or not any((tmp_path / "result.tif.parts").glob("c.*"))
-    ceiling = predicted / 20
-    done = serfer(*command, "--max-cost-usd", ceiling, "--set", "force=true", "--json")
-    assert done.code == 1
-    report = json.loads(done.out)
+    predicted = report_of(*command, "--dry-run")["usd"]
+    serfer(*command, "--max-cost-usd", predicted / 2).ends(2, "more than --max-cost-usd")
+    assert not [*tmp_path.glob("result.tif.parts/c.*")]
+    limited = ("--max-cost-usd", predicted / 20, "--set", "force=true", "--json")
+    report = serfer(*command, *limited).ends(1, "run the same command again with more to spend").report
     assert 0 < report["computed"] < 20
-    assert report["cost_usd"] <= ceiling
-    assert "run the same command again with more to spend" in done.err
-    again = serfer(*command, "--json")
-    assert again.code == 0
-    assert json.loads(again.out)["resumed"] == report["computed"]
+    assert report["cost_usd"] <= predicted / 20
+    assert report_of(*command)["resumed"] == report["computed"]
     assert_equal(read(tmp_path / "result.tif"), expected(pixels(HEIGHT, WIDTH)))
 
 
@@ -157,10 +142,42 @@ def test_local_workers_and_more_windows_in_flight_than_slots_compute_the_same(re
     assert_equal(read(tmp_path / "result.tif"), expected(pixels(HEIGHT, WIDTH)))
 
 
-def test_a_state_machine_which_runs_whole_plans_is_refused(serfer, command):
-    refused = serfer(*command[:-1], "local", "--set", "engine=stepfunctions")
-    assert refused.code == 2
-    assert "use push or poll" in refused.err
+REFUSED = [
+    ("map image.tif --out out.tif", 2, "there is nothing to map with: give --plan DIR"),
+    ("map image.tif --out out.tif --plan x --network y", 2, "--plan and --network exclude each other"),
+    ("map image.tif --out out.tif --plan x --reduce argmax --set random=true", 2, "--reduce and random describe a"),
+    ("map image.tif --out out.tif --plan x --set kept_maps=never", 2, "kept_maps describe a network, --network FILE"),
+    ("map image.tif --out out.tif --network nowhere.onnx", 3, "nowhere.onnx does not exist"),
+    ("map image.tif --out out.tif --network net.pt", 3, "net.pt holds weights"),
+    ("map image.tif --out out.tif --network net.onnx --set weights_file=x", 2, "weights_file says where the weights"),
+    ("map image.tif --out out.tif --network net.onnx --workers aws", 2, "net.onnx has no functions in AWS: write a"),
+    ("map image.tif --out out.tif --network net.onnx --reduce most", 2, "--reduce is argmax, softmax or sigmoid"),
+    ("map image.tif --out out.geojson --plan PLAN", 2, "the plan's network gives maps and no boxes"),
+    ("map image.tif --out out.tif --plan PLAN --workers local --set engine=stepfunctions", 2, "use push or poll"),
+    ("map other.tif --out out.tif --plan PLAN", 3, "other.tif has 50 x 80 pixels"),
+    ("map other.tif --out out.tif --plan PLAN", 3, "--size 50x80"),
+    ("map image.tif --out out.tif --plan WHOLE", 3, "this is not a map plan"),
+    ("map-plan net.onnx --size any --size 9x9 --out out", 2, "--size any is for images of all sizes: give no other"),
+    ("map-plan net.onnx --size any,multiple=8 --set kept_maps=always --out out", 2, "for images of any size keeps no"),
+]
+
+
+@pytest.fixture(scope="module")
+def whole_plan(tmp_path_factory):
+    (path := tmp_path_factory.mktemp("whole") / "net.onnx").write_bytes(network())
+    package.whole_plan(path, np.zeros((1, 3, HEIGHT, WIDTH), np.float32), path.with_name("plan"))
+    return path.with_name("plan")
+
+
+@pytest.mark.usefixtures("image")
+@pytest.mark.parametrize(("words", "code", "message"), REFUSED)
+def test_wrong_use_is_refused_and_leaves_nothing(serfer, plan, whole_plan, tmp_path, monkeypatch, words, code, message):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SERFER_CACHE_DIR", str(whole_plan.with_name("cache")))
+    write(tmp_path / "other.tif", pixels(50, WIDTH))
+    plans = {"PLAN": plan, "WHOLE": whole_plan}
+    serfer(*(plans.get(word, word) for word in words.split())).ends(code, message)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["image.tif", "other.tif"]
 
 
 HOLE = np.zeros((HEIGHT, WIDTH), bool)
@@ -173,9 +190,8 @@ def mapped(serfer, plan, tmp_path):
 
     def run(image, *options):
         out = tmp_path / "result.tif"
-        done = serfer("map", image, "--plan", plan, "--out", out, "--workers", "inprocess", "--json", *options)
-        assert done.code == 0, done.err
-        return json.loads(done.out), read(out), done.err
+        done = serfer(*map_command(image, plan, out, "--json", *options)).ends(0)
+        return done.report, read(out), done.err
 
     return run
 
@@ -234,9 +250,9 @@ def test_white_is_what_the_bits_of_a_sample_hold(mapped, tmp_path):
 def test_pages_are_no_bands_and_no_band_is_offered_three_times_in_their_place(serfer, plan, tmp_path):
     page = Image.fromarray(pixels(HEIGHT, WIDTH, 1)[0])
     page.save(tmp_path / "a.tif", save_all=True, append_images=[page, page])
-    done = serfer("map", tmp_path / "a.tif", "--plan", plan, "--out", tmp_path / "b.tif", "--workers", "inprocess")
-    assert done.code == 3
-    assert "3 pages, of which the first is read" in done.err
+    done = serfer(*map_command(tmp_path / "a.tif", plan, tmp_path / "b.tif")).ends(
+        3, "3 pages, of which the first is read"
+    )
     assert "1,1,1" not in done.err
 
 
@@ -244,6 +260,6 @@ def test_how_many_pixels_hold_no_data_is_said_and_notes_come_before_a_dry_run(se
     values = np.maximum(pixels(HEIGHT, WIDTH), 1)
     values[:, HOLE] = 0
     image = write(tmp_path / "image.tif", values, nodata=0, nbits=7)
-    command = ("map", image, "--plan", plan, "--out", tmp_path / "b.tif", "--workers", "inprocess")
+    command = map_command(image, plan, tmp_path / "b.tif")
     assert "127 counts as full" in serfer(*command, "--dry-run").err
     assert f"{HOLE.sum():,} pixels of the image ({HOLE.mean():.2%}) count as without data" in serfer(*command).out

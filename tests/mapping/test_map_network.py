@@ -79,8 +79,7 @@ def test_a_network_is_planned_once_for_images_of_any_size(serfer, settings, dens
     values = pixels(150, 170)
     image, out = write(tmp_path / "image.tif", values), tmp_path / "result.npy"
     command = ("map", image, "--network", dense, "--out", out, *described)
-    done = serfer(*command, "--json")
-    assert done.code == 0, done.err
+    done = serfer(*command, "--json").ends(0)
     assert_equal(np.load(out), expected(values))
     assert f"planning {dense} for images of any size, once" in done.err
     assert f"the plan of {dense} is kept in {settings.cache_dir}/plans/dense-" in done.err
@@ -88,8 +87,7 @@ def test_a_network_is_planned_once_for_images_of_any_size(serfer, settings, dens
     other = pixels(201, 133)
     done = serfer(
         "map", write(tmp_path / "other.tif", other), "--network", dense, "--out", out, *described[:-2], "--overwrite"
-    )
-    assert done.code == 0, done.err
+    ).ends(0)
     assert_equal(np.load(out), expected(other))
     assert "planning" not in done.err
 
@@ -129,9 +127,7 @@ def test_a_network_that_is_not_for_any_size_is_planned_for_the_sizes_of_a_folder
         write(tmp_path / "scans" / f"{number}.tif", pixels(height, width))
     (tmp_path / "scans" / "no.tif").write_bytes(b"no image")
     command = ("map", tmp_path / "scans", "--network", aligned, "--out", tmp_path / "results", *described)
-    done = serfer(*command)
-    assert done.code == 1
-    assert "for images of 90 or 91 x 100 pixels and not for any size: " in done.err
+    serfer(*command).ends(1, "for images of 90 or 91 x 100 pixels and not for any size: ")
     assert sorted(path.name for path in (tmp_path / "results").iterdir()) == [
         "0.tif", "1.tif", "manifest.jsonl", "retry.txt",
     ]  # fmt: skip
@@ -175,29 +171,6 @@ def test_an_interrupted_plan_leaves_nothing(tmp_path, dense, monkeypatch):
     assert [path for path in (settings.cache_dir / "plans").iterdir() if path.suffix != ".lock"] == []
     monkeypatch.undo()
     assert load_plan(kept_map_plan(described, lambda: (), settings, lambda _: None).directory).windows
-
-
-@pytest.mark.parametrize(
-    ("options", "code", "message"),
-    [
-        ((), 2, "there is nothing to map with: give --plan DIR"),
-        (("--plan", "x", "--network", "y"), 2, "--plan and --network exclude each other"),
-        (("--plan", "x", "--reduce", "argmax", "--set", "random=true"), 2, "--reduce and random describe a network"),
-        (("--plan", "x", "--set", "kept_maps=never"), 2, "kept_maps describe a network, --network FILE"),
-        (("--network", "nowhere.onnx"), 3, "nowhere.onnx does not exist"),
-        (("--network", "net.pt"), 3, "net.pt holds weights"),
-        (("--network", "net.onnx", "--set", "weights_file=x"), 2, "weights_file says where the weights of timm:NAME"),
-        (("--network", "net.onnx", "--workers", "aws"), 2, "net.onnx has no functions in AWS: write a plan"),
-        (("--network", "net.onnx", "--reduce", "most"), 2, "--reduce is argmax, softmax or sigmoid"),
-    ],
-)  # fmt: skip
-@pytest.mark.usefixtures("settings")
-def test_what_cannot_be_meant_is_refused(serfer, image, tmp_path, monkeypatch, options, code, message):
-    monkeypatch.chdir(tmp_path)
-    refused = serfer("map", image, "--out", tmp_path / "result.tif", *options)
-    assert refused.code == code, refused.err
-    assert message in refused.err
-    assert not (tmp_path / "result.tif.parts").exists()
 
 
 def test_a_module_is_known_by_its_weights_settings_and_code():

@@ -18,7 +18,7 @@ from serfer.mapping import image_job
 from serfer.raster import ResultParts
 from serfer.splitter.network.description import read_preprocess
 from tests.mapping.networks import Network
-from tests.mapping.plans import HEIGHT, WIDTH, assert_equal, make_map_plan, network, read
+from tests.mapping.plans import HEIGHT, WIDTH, assert_equal, make_map_plan, map_command, network, read
 from tests.raster.files import pixels, write
 
 pytestmark = pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
@@ -122,26 +122,22 @@ def test_values_that_are_not_finite_are_refused_by_their_band(serfer, by_percent
     values = pixels(HEIGHT, WIDTH, dtype="float32")
     values[2, 5, 5] = np.nan
     image, out = write(tmp_path / "image.tif", values), tmp_path / "result.tif"
-    command = ("map", image, "--plan", by_percentiles, "--out", out, "--workers", "inprocess")
-    refused = serfer(*command)
-    assert refused.code == 3
-    assert "image.tif has values in band 3 that are NaN or infinite" in refused.err
+    command = map_command(image, by_percentiles, out)
+    serfer(*command).ends(3, "image.tif has values in band 3 that are NaN or infinite")
     assert [path.name for path in tmp_path.iterdir()] == ["image.tif"]
     assert serfer(*command, "--no-data", "nan", "--set", "no_data_bands=any").code == 0
 
 
 def test_a_full_scale_is_refused_beside_it(serfer, by_percentiles, tmp_path):
     image = write(tmp_path / "image.tif", pixels(HEIGHT, WIDTH))
-    command = ("map", image, "--plan", by_percentiles, "--out", tmp_path / "result.tif", "--workers", "inprocess")
-    refused = serfer(*command, "--set", "full_scale=100")
-    assert refused.code == 2
-    assert "leave full_scale out" in refused.err
+    command = map_command(image, by_percentiles, tmp_path / "result.tif")
+    serfer(*command, "--set", "full_scale=100").ends(2, "leave full_scale out")
 
 
 def test_a_resumed_map_has_the_statistics_that_it_began_with(serfer, report_of, by_percentiles, tmp_path, monkeypatch):
     values = pixels(HEIGHT, WIDTH)
     image, out = write(tmp_path / "image.tif", values), tmp_path / "result.tif"
-    command = ("map", image, "--plan", by_percentiles, "--out", out, "--workers", "inprocess", "--set", "concurrency=1")
+    command = map_command(image, by_percentiles, out, "--set", "concurrency=1")
     put = ResultParts.put
 
     def interrupted(parts, number, part):
@@ -189,17 +185,15 @@ def test_a_file_of_two_bands_and_a_network_of_onnx_as_numpy_and_onnx_runtime_hav
     net.save(tmp_path / "net.onnx")
     (tmp_path / "pixels.toml").write_text(TOML)
     plan, out = tmp_path / "plan", tmp_path / "result.npy"
-    made = serfer(
+    serfer(
         *("map-plan", tmp_path / "net.onnx", "--size", "100x90", "--channels", 2, "--window", 40, "--out", plan),
         *("--preprocess", tmp_path / "pixels.toml"),
-    )
-    assert made.code == 0, made.err
+    ).ends(0)
     said = serfer("explain", plan).out
     assert "2 bands; 1 and 99.8 percentiles of the whole image to 0 and 1, by all channels together" in said
     values = pixels(100, 90, bands=2, dtype="uint16") * np.array([1, 9], np.uint16)[:, None, None]
     image = write(tmp_path / "image.tif", values)
-    done = serfer("map", image, "--plan", plan, "--out", out, "--workers", "inprocess")
-    assert done.code == 0, done.err
+    done = serfer(*map_command(image, plan, out)).ends(0)
     assert "2 bands" not in done.err
     how = ImageNormalisation((1, 99.8), per_channel=False, eps=1e-20)
     session = onnxruntime.InferenceSession(tmp_path / "net.onnx", providers=["CPUExecutionProvider"])
@@ -221,13 +215,10 @@ def test_a_file_of_two_bands_and_a_network_of_onnx_as_numpy_and_onnx_runtime_hav
 )
 def test_a_description_that_means_nothing_is_refused_by_its_key(serfer, tmp_path, text, said):
     (tmp_path / "pixels.toml").write_text(text)
-    refused = serfer(
+    serfer(
         *("map-plan", tmp_path / "net.onnx", "--size", "100x90", "--out", tmp_path / "plan"),
         *("--preprocess", tmp_path / "pixels.toml"),
-    )
-    assert refused.code == 3
-    assert "pixels.toml" in refused.err
-    assert said in refused.err
+    ).ends(3, "pixels.toml", said)
 
 
 @pytest.mark.parametrize(("key", "value"), [("percentiles", "[1, 99]"), ("stored_values", "true")])
@@ -264,12 +255,9 @@ def test_stored_values_reach_the_network_whatever_the_full_scale_of_their_type(s
     described = shutil.copytree(plan, tmp_path / "plan")
     package.describe(described, preprocess=read_preprocess(levels, resized=False))
     command = ("map", write(tmp_path / "image.tif", values), "--plan", described, "--out", tmp_path / "out.tif")
-    done = serfer_command(*command, "--workers", "inprocess")
-    assert done.code == 0, done.err
+    serfer_command(*command, "--workers", "inprocess").ends(0)
     mean, std = np.array([9000, 8000, 7000]), np.array([3000, 4000, 5000])
     wanted = ((values - mean[:, None, None]) / std[:, None, None]).astype(np.float32)
     session = onnxruntime.InferenceSession(network(), providers=["CPUExecutionProvider"])
     assert_equal(read(tmp_path / "out.tif"), session.run(None, {"image": wanted[None]})[0][0])
-    refused = serfer_command(*command, "--set", "full_scale=4095", "--overwrite")
-    assert refused.code == 2
-    assert "leave full_scale out" in refused.err
+    serfer_command(*command, "--set", "full_scale=4095", "--overwrite").ends(2, "leave full_scale out")

@@ -22,7 +22,7 @@ from serfer.mapping import results
 from serfer.mapping.options import MapOptions
 from serfer.mapping.results import result_paths, unique_labels
 from serfer.plan_directory import load_plan
-from tests.mapping.plans import read
+from tests.mapping.plans import map_command, read
 from tests.raster.files import UTM, WHERE, pixels, write
 from tests.support.onnx_graph import Graph
 
@@ -68,7 +68,7 @@ def size():
 
 @pytest.fixture
 def command(image, plan, tmp_path):
-    return ("map", image, "--plan", plan, "--out", tmp_path / "out.tif", "--workers", "inprocess")
+    return map_command(image, plan, tmp_path / "out.tif")
 
 
 def check(folder, expected, stem="out"):
@@ -113,9 +113,10 @@ def test_pixels_without_data_have_none_in_every_output(map_image, plan, network,
 
 
 def test_stopped_map_goes_on_with_the_windows_that_lack_a_part(serfer, report_of, command, network, tmp_path):
-    stopped = serfer(*command, "--max-cost-usd", "0.0000025", "--set", "force=true", "--set", "concurrency=1", "--json")
-    assert stopped.code == 1
-    computed = json.loads(stopped.out)["computed"]
+    stopped = serfer(
+        *command, "--max-cost-usd", "0.0000025", "--set", "force=true", "--set", "concurrency=1", "--json"
+    ).ends(1)
+    computed = stopped.report["computed"]
     assert 0 < computed < 16
     (tmp_path / "out.classes.tif.parts" / "c.0.0.0.0").unlink()
     report = report_of(*command)
@@ -149,10 +150,9 @@ def test_a_map_that_was_stopped_between_two_files_writes_the_others_alone(
 
 
 def test_outputs_of_one_size_are_bands_of_one_file_and_others_are_refused(serfer, command, tmp_path):
-    refused = serfer(*command, "--set", "one_file=true")
-    assert refused.code == 2
-    assert "one_file is for outputs of one size" in refused.err
-    assert "/head/Conv is 51 x 63 float32" in refused.err
+    serfer(*command, "--set", "one_file=true").ends(
+        2, "one_file is for outputs of one size", "/head/Conv is 51 x 63 float32"
+    )
     network = save(tmp_path / "net.onnx")
     model = onnx.load(network)
     kept = [value for value in model.graph.output if value.name in ("probability", "distance")]
@@ -161,8 +161,7 @@ def test_outputs_of_one_size_are_bands_of_one_file_and_others_are_refused(serfer
     onnx.save(model, network)
     package.map_plan(network, [(HEIGHT, WIDTH)], tmp_path / "plan", window=128)
     command = [tmp_path / "plan" if each == command[3] else each for each in command]
-    done = serfer(*command, "--set", "one_file=true")
-    assert done.code == 0, done.err
+    serfer(*command, "--set", "one_file=true").ends(0)
     expected = whole(save(tmp_path / "net.onnx"), pixels(HEIGHT, WIDTH))
     with rasterio.open(tmp_path / "out.tif") as dataset:
         assert dataset.descriptions[:2] == ("probability 1", "probability 2")
@@ -173,12 +172,9 @@ def test_outputs_of_one_size_are_bands_of_one_file_and_others_are_refused(serfer
 
 def test_of_several_outputs_the_one_that_is_reduced_is_named(serfer, network, image, tmp_path):
     given = ("map-plan", network, "--size", f"{HEIGHT}x{WIDTH}", "--set", "window=64", "--out", tmp_path / "plan")
-    refused = serfer(*given, "--reduce", "argmax")
-    assert refused.code == 2
-    assert "say which one is reduced, such as --reduce probability=argmax" in refused.err
+    serfer(*given, "--reduce", "argmax").ends(2, "say which one is reduced, such as --reduce probability=argmax")
     assert "has no such output" in serfer(*given, "--reduce", "chance=argmax").err
-    planned = serfer(*given, "--reduce", "distance=argmax")
-    assert planned.code == 0, planned.err
+    planned = serfer(*given, "--reduce", "distance=argmax").ends(0)
     assert "OUT.probability.tif, OUT.classes.tif, OUT.head-Conv.tif, OUT.distance.tif" in planned.out
     package.map(image, tmp_path / "plan", tmp_path / "out.npy")
     expected = whole(network, pixels(HEIGHT, WIDTH))
@@ -187,7 +183,7 @@ def test_of_several_outputs_the_one_that_is_reduced_is_named(serfer, network, im
 
 
 def test_images_of_a_folder_are_skipped_only_where_all_of_their_files_are_there(serfer, image, plan, tmp_path):
-    given = ("map", image, "--plan", plan, "--out", f"{tmp_path}/results/", "--workers", "inprocess", "--json")
+    given = map_command(image, plan, f"{tmp_path}/results/", "--json")
     assert serfer(*given).code == 0
     files = sorted(path.name for path in (tmp_path / "results").glob("*.tif"))
     assert files == [f"image.{name}.tif" for name in ("classes", "distance", "head-Conv", "probability")]
@@ -240,9 +236,9 @@ def test_one_plan_maps_each_output_of_images_of_any_size(serfer, any_plan, netwo
     scans.mkdir()
     for name, size in sizes.items():
         write(scans / f"{name}.tif", pixels(*size), crs=UTM, transform=WHERE)
-    done = serfer("map", scans, "--plan", any_plan, "--out", tmp_path / "out", "--workers", "inprocess")
-    assert done.code == 1
-    assert "small.tif has 30 x 100 pixels, and this plan takes heights and widths of 40 pixels or more that" in done.err
+    serfer(*map_command(scans, any_plan, tmp_path / "out")).ends(
+        1, "small.tif has 30 x 100 pixels, and this plan takes heights and widths of 40 pixels or more that"
+    )
     for name in ("a", "b", "c"):
         check(tmp_path / "out", whole(network, pixels(*sizes[name])), name)
     with rasterio.open(tmp_path / "out" / "a.head-Conv.tif") as dataset:
@@ -281,8 +277,7 @@ def test_outputs_that_do_not_end_together_are_whole_at_any_size(serfer, tmp_path
     for size in ((35, 36), (67, 51)):
         image = write(tmp_path / "image.tif", pixels(*size))
         options = ("--out", tmp_path / "out.tif", "--workers", "inprocess", "--overwrite")
-        done = serfer("map", image, "--plan", plan, *options)
-        assert done.code == 0, done.err
+        serfer("map", image, "--plan", plan, *options).ends(0)
         outputs = session.run(None, {"image": pixels(*size).astype(np.float32)[None]})
         check(tmp_path, dict(zip(("pooled", "conv"), (each[0] for each in outputs), strict=True)))
 

@@ -1,7 +1,6 @@
 """`serfer map` by networks that take statistics of the whole image: as the network on all of it, in several passes."""
 
 import json
-import re
 import signal
 from dataclasses import replace
 
@@ -16,8 +15,8 @@ from serfer.drivers.driver import RequestContext
 from serfer.plan_directory import load_plan
 from serfer.raster.reading.source import RasterSource
 from tests.mapping.networks import run
-from tests.mapping.plans import PREPROCESS, assert_equal, read
-from tests.mapping.test_resume import start, wait_for_parts
+from tests.mapping.plans import PREPROCESS, assert_equal, map_command, read
+from tests.mapping.test_resume import stop_with_parts
 from tests.raster.files import UTM, WHERE, pixels, write
 from tests.support.onnx_graph import Graph
 
@@ -90,7 +89,7 @@ def image_of(tmp_path, values=None, **given):
 
 
 def command_of(image, plan, tmp_path):
-    return ("map", image, "--plan", plan, "--out", tmp_path / "result.tif", "--workers", "inprocess")
+    return map_command(image, plan, tmp_path / "result.tif")
 
 
 @pytest.mark.exact
@@ -114,13 +113,10 @@ def test_one_plan_has_the_statistics_of_each_image_of_a_folder(serfer, networks,
     scans.mkdir()
     for name, size in sizes.items():
         write(scans / f"{name}.tif", pixels(*size))
-    planned = serfer("map-plan", file, "--size", "any", "--set", "window=32", "--out", tmp_path / "plan")
-    assert planned.code == 0, planned.err
+    planned = serfer("map-plan", file, "--size", "any", "--set", "window=32", "--out", tmp_path / "plan").ends(0)
     assert "for images of any size: heights and widths of 36 pixels or more" in planned.out
     assert "2 passes over the image, " in planned.out
-    done = serfer("map", scans, "--plan", tmp_path / "plan", "--out", tmp_path / "out", "--workers", "inprocess")
-    assert done.code == 1
-    assert "make a plan with --size 20x97" in done.err
+    serfer(*map_command(scans, tmp_path / "plan", tmp_path / "out")).ends(1, "make a plan with --size 20x97")
     for name in ("a", "b", "c"):
         expected = run(file, pixels(*sizes[name]).astype(np.float32)[None])[0]
         assert_equal(read(tmp_path / "out" / f"{name}.tif"), expected)
@@ -155,22 +151,13 @@ def test_pixels_without_data_are_in_the_statistics_as_the_network_sees_them(repo
 def test_one_interrupted_and_killed_in_a_pass_goes_on_in_it(serfer, networks, tmp_path):
     file, plan = networks["unet"]
     command = command_of(image_of(tmp_path), plan, tmp_path)
-    process = start(command)
-    wait_for_parts(process, tmp_path / "result.tif.parts.pass-2", 3)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
-    assert re.search(
-        r"windows are kept in \S+result.tif.parts.pass-1 and 1 more beside it: run the same command again", errors
-    )
-    process = start(command)
-    wait_for_parts(process, tmp_path / "result.tif.parts.pass-3", 3)
-    process.kill()
-    process.communicate()
+    errors = stop_with_parts(command, tmp_path / "result.tif.parts.pass-2", 3, signal.SIGINT)
+    assert "result.tif.parts.pass-1 and 1 more beside it: run the same command again" in errors
+    stop_with_parts(command, tmp_path / "result.tif.parts.pass-3", 3)
     there = len([*tmp_path.glob("*.parts*/c.*")])
-    planned = json.loads(serfer(*command, "--dry-run", "--json").out)
+    planned = serfer(*command, "--dry-run", "--json").report
     assert planned["windows"] - planned["missing"] == there
-    report = json.loads(serfer(*command, "--json").out)
+    report = serfer(*command, "--json").report
     assert report["resumed"] == there
     assert report["resumed"] + report["computed"] == 4 * WINDOWS
     assert_equal(read(tmp_path / "result.tif"), run(file, normal(pixels(HEIGHT, WIDTH)))[0])
@@ -184,9 +171,7 @@ def test_statistics_of_another_image_are_never_used(serfer, networks, tmp_path):
     assert serfer(*command, "--max-cost-usd", "1e-6", "--set", "force=true").code == 1
     other = pixels(HEIGHT, WIDTH)[:, ::-1].copy()
     image_of(tmp_path, other)
-    refused = serfer(*command)
-    assert refused.code == 3
-    assert "result.tif.parts.pass-1 holds the parts of another job: image" in refused.err
+    serfer(*command).ends(3, "result.tif.parts.pass-1 holds the parts of another job: image")
     assert serfer(*command, "--restart").code == 0
     assert_equal(read(tmp_path / "result.tif"), run(file, normal(other))[0])
 
@@ -202,10 +187,7 @@ def test_a_window_that_fails_in_a_pass_is_named_with_its_pass(serfer, networks, 
         return plain(source, rect)
 
     monkeypatch.setattr(RasterSource, "read", broken)
-    failed = serfer(*command)
-    assert failed.code == 1
-    assert "in pass 1 over the image, its rows" in failed.err
-    assert "a block is damaged; " in failed.err
+    serfer(*command).ends(1, "in pass 1 over the image, its rows", "a block is damaged; ")
 
 
 @pytest.mark.exact

@@ -1,6 +1,5 @@
 """What `serfer map` says: before it starts, while it runs, when it is stopped, and to a second process."""
 
-import json
 import subprocess
 import sys
 
@@ -14,7 +13,7 @@ from serfer.mapping.report import MapProgress
 from serfer.pipeline.blocking import Pipeline
 from serfer.raster import ResultParts
 from serfer.raster.georeference import Georeference
-from tests.mapping.plans import HEIGHT, WIDTH, assert_equal, expected, read
+from tests.mapping.plans import HEIGHT, WIDTH, assert_equal, expected, map_command, read
 from tests.raster.files import UTM, WHERE, pixels, write
 
 
@@ -23,7 +22,7 @@ def test_work_and_dollars_are_said_before_a_map_starts_and_a_dry_run_writes_noth
     assert "64 x 80 pixels, 20 windows" in done.out
     assert "a megapixel, $" in done.out
     assert "a km²)" in done.out
-    estimate = json.loads(serfer(*command, "--dry-run", "--json").out)
+    estimate = serfer(*command, "--dry-run", "--json").report
     assert estimate["missing"] == 20
     assert 0 < estimate["overlap"] < 0.5
     assert estimate["seconds"] > 0
@@ -117,9 +116,9 @@ def stopped(monkeypatch):
 )
 def test_whatever_stops_a_map_it_says_what_is_kept_and_how_to_go_on(serfer, command, stopped, tmp_path, error, code):
     stopped(error)
-    done = serfer(*command, "--set", "concurrency=1")
-    assert done.code == code
-    assert f"7 of 20 windows are kept in {tmp_path / 'result.tif.parts'}: run the same command again" in done.err
+    serfer(*command, "--set", "concurrency=1").ends(
+        code, f"7 of 20 windows are kept in {tmp_path / 'result.tif.parts'}: run the same command again"
+    )
 
 
 @pytest.mark.killed
@@ -136,10 +135,8 @@ def test_an_interrupted_folder_says_how_many_images_are_done_and_lists_the_other
         put(parts, number, values)
 
     monkeypatch.setattr(ResultParts, "put", interrupted)
-    command = ("map", tmp_path / "scans", "--plan", plan, "--out", tmp_path / "out", "--workers", "inprocess")
-    done = serfer(*command, "--set", "concurrency=1")
-    assert done.code == 130
-    assert "1 of 3 images are mapped, those that are left are listed in" in done.err
+    command = map_command(tmp_path / "scans", plan, tmp_path / "out")
+    serfer(*command, "--set", "concurrency=1").ends(130, "1 of 3 images are mapped, those that are left are listed in")
     assert (tmp_path / "out" / "retry.txt").read_text().split() == [
         str(tmp_path / "scans" / f"{each}.tif") for each in (1, 2)
     ]
@@ -170,10 +167,7 @@ def test_a_second_process_on_one_result_is_refused_wherever_its_parts_are(serfer
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout.readline() == "holding\n"
         for other in (yours, [] if mine else yours):
-            refused = serfer(*command, *other)
-            assert refused.code == 4, refused.err
-            assert "result.tif" in refused.err
-            assert "is in use by another process" in refused.err
+            serfer(*command, *other).ends(4, "result.tif", "is in use by another process")
         first.communicate("\n", timeout=60)
         assert first.returncode == 0
     assert_equal(read(tmp_path / "result.tif"), expected(pixels(HEIGHT, WIDTH)))
@@ -184,13 +178,11 @@ def test_a_second_process_on_one_folder_is_refused(serfer, plan, tmp_path):
     (tmp_path / "scans").mkdir()
     for seed in range(2):
         write(tmp_path / "scans" / f"{seed}.tif", pixels(HEIGHT, WIDTH, seed=seed), crs=UTM, transform=WHERE)
-    command = ("map", tmp_path / "scans", "--plan", plan, "--out", tmp_path / "out", "--workers", "inprocess")
+    command = map_command(tmp_path / "scans", plan, tmp_path / "out")
     arguments = [sys.executable, "-c", HOLD, *map(str, command), "--set", "concurrency=1"]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout.readline() == "holding\n"
-        refused = serfer(*command)
-        assert refused.code == 4
-        assert f"{tmp_path / 'out'} is in use by another process" in refused.err
+        serfer(*command).ends(4, f"{tmp_path / 'out'} is in use by another process")
         first.communicate("\n\n\n", timeout=60)
         assert first.returncode == 0
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["0.tif", "1.tif", "manifest.jsonl"]

@@ -273,16 +273,7 @@ assert not {"numpy", "onnxruntime", "aiohttp", "pydantic", "torch"} & {*sys.modu
 @pytest.mark.deploy
 def test_the_base_answers_and_the_client_brings_httpx_alone(wheel, client_wheel, plan, tmp_path):
     base, client = environment(tmp_path / "base", wheel), environment(tmp_path / "client", client_wheel)
-    heavy = {
-        "torch",
-        "torchvision",
-        "matplotlib",
-        "scikit-learn",
-        "scipy",
-        "moto",
-        "boto3",
-        "httpx",
-    }
+    heavy = {*["torch", "torchvision", "matplotlib", "scikit-learn", "scipy", "moto", "boto3", "httpx"]}
     assert not heavy & installed_in(base)
     only = {"anyio", "certifi", "h11", "httpcore", "httpx", "idna", "serfer-client", "typing-extensions"}
     assert installed_in(client) == only
@@ -300,25 +291,38 @@ def make():
 """
 
 
+FIRST = '"predictions": [{"label": "Egyptian cat"'
+
+
+def weekly(*case):
+    return pytest.param(*case, marks=pytest.mark.weekly, id=case[0])
+
+
 @pytest.mark.deploy
-@pytest.mark.weekly
-def test_split_reads_modules(wheel, tmp_path):
-    programs = environment(tmp_path / "split", wheel, extra="split")
-    assert not {"torchvision", "matplotlib", "scikit-learn", "efficientnet-lite-pytorch"} & installed_in(programs)
+@pytest.mark.parametrize(
+    ("extra", "absent", "commands", "said"),
+    [
+        weekly(
+            *("split", "torchvision matplotlib scikit-learn efficientnet-lite-pytorch"),
+            *(["split tiny.py:make --size 32x32 --out made"], ""),
+        ),
+        weekly("pictures", "torch torchvision", ["explain PLAN --picture plan.png"], ""),
+        ("demo", "torchvision matplotlib scikit-learn moto", ["classify --demo IMAGE --json"], FIRST),
+        (
+            *("deploy", "torch matplotlib moto"),
+            *(["deploy package PLAN --out build", "cost build --json", "deploy smoke --help"], "smoke"),
+        ),
+    ],
+)
+def test_an_extra_brings_what_its_commands_need_and_no_more(wheel, plan, tmp_path, extra, absent, commands, said):
+    programs = environment(tmp_path / "home", wheel, extra=extra)
+    assert not {*absent.split()} & installed_in(programs)
     (tmp_path / "tiny.py").write_text(TINY)
-    run([programs / "serfer", "split", "tiny.py:make", "--size", "32x32", "--out", tmp_path / "plan"], tmp_path)
-    drawing = environment(tmp_path / "pictures", wheel, extra="pictures")
-    assert not {"torch", "torchvision"} & installed_in(drawing)
-    run([drawing / "serfer", "explain", "plan", "--picture", "plan.png"], tmp_path)
-    assert (tmp_path / "plan.png").stat().st_size > 1000
-
-
-@pytest.mark.deploy
-def test_the_demo_needs_neither_torchvision_nor_what_draws_and_fits(wheel, tmp_path):
-    programs = environment(tmp_path / "demo", wheel, extra="demo")
-    assert not {"torchvision", "matplotlib", "scikit-learn", "moto"} & installed_in(programs)
-    (answer,) = run([programs / "serfer", "classify", "--demo", IMAGE, "--json"], tmp_path).splitlines()
-    assert json.loads(answer)["images"][0]["predictions"][0]["label"] == "Egyptian cat"
+    known = {"SERFER_CACHE_DIR": str(load_settings().cache_dir), "AWS_DEFAULT_REGION": "us-east-1"}
+    for command in commands:
+        words = command.replace("PLAN", str(plan)).replace("IMAGE", str(IMAGE)).split()
+        printed = run([programs / "serfer", *words], tmp_path, **(known if extra == "deploy" else {}))
+    assert said in printed
 
 
 @pytest.mark.deploy
@@ -330,16 +334,6 @@ def test_local_runs_the_whole_system(wheel, client_wheel, plan, tmp_path):
     with served(programs, ["serve", "--plan", plan, "--drivers", "1"], tmp_path) as url:
         assert run([client / "python", "-c", ASK, url, IMAGE], tmp_path)
     run([programs / "serfer", "classify", IMAGE, "--plan", plan, "--set", "engine=stepfunctions"], tmp_path)
-
-
-@pytest.mark.deploy
-def test_deploy_packages_and_prices(wheel, plan, tmp_path):
-    programs = environment(tmp_path / "deploy", wheel, extra="deploy")
-    assert not {"torch", "matplotlib", "moto"} & installed_in(programs)
-    known = {"SERFER_CACHE_DIR": str(load_settings().cache_dir), "AWS_DEFAULT_REGION": "us-east-1"}
-    run([programs / "serfer", "deploy", "package", plan, "--out", tmp_path / "build"], tmp_path, **known)
-    assert json.loads(run([programs / "serfer", "cost", tmp_path / "build", "--json"], tmp_path, **known))
-    assert "smoke" in run([programs / "serfer", "deploy", "smoke", "--help"], tmp_path)
 
 
 @pytest.mark.deploy
@@ -382,17 +376,11 @@ def test_a_wheel_that_plain_pip_installed_classifies_on_local_workers(elsewhere,
 
     (answer,) = serfer("classify", "--demo", IMAGE, "--json")
     assert answer["images"][0]["predictions"][0]["label"] == "Egyptian cat"
-    checks = [
-        json.loads(line)
-        for line in run([elsewhere / "serfer", "doctor", "--json"], tmp_path, codes=(0, 4)).splitlines()
-    ]
-    assert [
-        check for check in checks if not check["ok"] and check["name"] != "space"
-    ] == []  # the disk is the machine's
+    doctor = run([elsewhere / "serfer", "doctor", "--json"], tmp_path, codes=(0, 4))
+    checks = [json.loads(line) for line in doctor.splitlines()]
+    assert {check["name"] for check in checks if not check["ok"]} <= {"space"}  # the disk is the machine's
     versions = {check["name"]: check["found"] for check in checks}
-    newest = subprocess.run(
-        [elsewhere / "pip", "index", "versions", "onnxruntime"], capture_output=True, text=True, check=True
-    ).stdout
+    newest = run([elsewhere / "pip", "index", "versions", "onnxruntime"], tmp_path, **os.environ)
     assert f"onnxruntime ({versions['onnxruntime']})" in newest
     installed = int(versions["function package"].split(" ")[0].replace(",", ""))
     split_small(tmp_path)  # writes small.onnx

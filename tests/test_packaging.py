@@ -30,41 +30,37 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 CLIENT = tomllib.loads((ROOT / "serfer" / "client" / "pyproject.toml").read_text())
 BENCH = tomllib.loads((ROOT / "bench" / "pyproject.toml").read_text())
+PINS = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if not line.startswith("#")]
 IMAGE = ROOT / "examples" / "images" / "chelsea.png"
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
 
 
 @pytest.mark.exact
 def test_every_requirement_is_pinned_exactly_and_names_no_registry():
-    lines = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if not line.startswith("#")]
-    assert lines
-    for line in lines:
+    assert PINS
+    for line in PINS:
         assert line.count("==") == 1, line
         assert "://" not in line
         assert "@" not in line
 
 
-def test_the_oldest_torch_of_the_metadata_is_the_one_that_tests_run_with():
-    [torch] = map(Requirement, PROJECT["project"]["optional-dependencies"]["split"])
+def test_the_oldest_torch_and_torchvision_of_the_metadata_are_those_that_tests_run_with():
     [tested] = re.findall(r" --no-compile torch==(\S+) ", (ROOT / "Makefile").read_text())
-    assert {one.version for one in torch.specifier if one.operator == ">="} == {tested}
-    assert importlib.metadata.version("torch").partition("+")[0] == tested
+    torch, torchvision = map(importlib.metadata.version, ("torch", "torchvision"))
+    assert oldest("split", "torch") == torch.partition("+")[0] == tested
+    assert oldest("zoo", "torchvision") == torchvision
+    [wanted] = [each for each in map(Requirement, importlib.metadata.requires("torchvision")) if each.name == "torch"]
+    assert wanted.specifier.contains(Version(torch).public)
 
 
-def test_the_torchvision_that_tests_have_is_the_oldest_of_the_metadata_and_fits_the_torch():
-    [wanted] = [one for one in map(Requirement, importlib.metadata.requires("torchvision")) if one.name == "torch"]
-    assert wanted.specifier.contains(Version(importlib.metadata.version("torch")).public)
-    [range_] = [
-        one for one in map(Requirement, PROJECT["project"]["optional-dependencies"]["zoo"]) if one.name == "torchvision"
-    ]
-    assert {one.version for one in range_.specifier if one.operator == ">="} == {
-        importlib.metadata.version("torchvision")
-    }
+def oldest(extra, name):
+    wanted = map(Requirement, PROJECT["project"]["optional-dependencies"][extra])
+    [version] = [bound.version for each in wanted if each.name == name for bound in each.specifier if ">" in str(bound)]
+    return version
 
 
 def test_requirements_span_tested_versions_below_the_next_major():
-    lines = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if not line.startswith("#")]
-    pins = {canonicalize_name(name): Version(version) for name, version in (line.split("==") for line in lines)}
+    pins = {canonicalize_name(name): Version(version) for name, version in (line.split("==") for line in PINS)}
     project = PROJECT["project"]
     wanted = [*project["dependencies"], *chain.from_iterable(project["optional-dependencies"].values())]
     for requirement in map(

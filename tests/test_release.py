@@ -10,7 +10,7 @@ import yaml
 
 import serfer
 from tests import release
-from tests.test_packaging import ROOT
+from tests.test_packaging import PINS, ROOT
 
 
 @pytest.mark.deploy
@@ -32,10 +32,8 @@ def test_the_bill_of_materials_has_every_pin_once_and_no_time():
     assert text == release.materials()
     document = json.loads(text)
     assert "timestamp" not in document["metadata"]
-    pins = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if not line.startswith("#")]
-    assert sorted(f"{part['name']}=={part['version']}" for part in document["components"]) == sorted(
-        [*pins, "torch==2.13.0"]
-    )
+    listed = sorted(f"{part['name']}=={part['version']}" for part in document["components"])
+    assert listed == sorted([*PINS, "torch==2.13.0"])
     assert all(part["purl"].startswith("pkg:pypi/") for part in document["components"])
 
 

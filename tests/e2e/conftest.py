@@ -90,6 +90,23 @@ def redis(_redis):
     assert keys(_redis.url) == []
 
 
+@pytest.fixture
+def url_of(request, tmp_path, monkeypatch):
+    """Return the URL of a store of a kind, of the tests' own; None for a pipeline's own."""
+
+    def find(kind):
+        if kind == "s3":
+            for name, value in request.getfixturevalue("s3").environment.items():
+                monkeypatch.setenv(name, value)
+        if kind in ("s3", "cluster"):
+            return request.getfixturevalue(kind).url
+        if kind == "redis":
+            return request.getfixturevalue("redis")
+        return {"default": None, "memory": "memory://", "file": f"file://{tmp_path / 'store'}"}[kind]
+
+    return find
+
+
 def keys(url):
     with open_store(url) as store:
         return store.execute([("KEYS", "*")])[0]

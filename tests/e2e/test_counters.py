@@ -57,21 +57,6 @@ def many(tmp_path_factory):
 
 
 @pytest.fixture
-def place(request, tmp_path, monkeypatch):
-    def place(kind):
-        if kind == "s3":
-            server = request.getfixturevalue("s3")
-            for name, value in server.environment.items():
-                monkeypatch.setenv(name, value)
-            return server.url
-        if kind == "redis":
-            return request.getfixturevalue("redis")
-        return {"memory": "memory://", "file": f"file://{tmp_path / 'store'}"}[kind]
-
-    return place
-
-
-@pytest.fixture
 def stores(monkeypatch):
     """The stores that pipelines open, each counting what really reaches it."""
     made, open_routed = [], serfer.wiring.open_pipeline.open_routed
@@ -108,13 +93,13 @@ def between(before, after):
     [("push", "memory"), ("push", "file"), ("push", "redis"), ("push", "s3"), ("poll", "memory"), ("poll", "redis")],
 )
 def test_workers_in_process_build_each_session_once_and_ask_the_store_for_what_the_plan_says(
-    many, settings, stores, opened, place, driver, kind
+    many, settings, stores, opened, url_of, driver, kind
 ):
     plan, whole = load_plan(many), unsplit(load_plan(many), many)
     puts, gets = planned(plan)
     assert graphs(plan) > 16
     with serfer.open(
-        many, store=place(kind), workers="inprocess", driver=driver, hedge=False, settings=settings
+        many, store=url_of(kind), workers="inprocess", driver=driver, hedge=False, settings=settings
     ) as pipeline:
         [store] = stores
         for asked in range(3):

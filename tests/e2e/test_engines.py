@@ -189,18 +189,8 @@ WEEKLY = {
         for kind in ("file", "redis", "cluster", "s3")
     ],
 )
-def test_every_engine_gives_the_same_logits_on_every_store(
-    lean, settings, driver, kind, tmp_path, request, monkeypatch
-):
-    if kind == "s3":
-        server = request.getfixturevalue("s3")
-        for name, value in server.environment.items():
-            monkeypatch.setenv(name, value)
-        url = server.url
-    else:
-        url = {"file": f"file://{tmp_path / 'store'}"}.get(kind) or request.getfixturevalue(kind)
-        url = getattr(url, "url", url)
-    images = batch(2)
+def test_every_engine_gives_the_same_logits_on_every_store(lean, settings, driver, kind, url_of):
+    url, images = url_of(kind), batch(2)
     expected = unsplit(load_plan(lean), lean)(images)
     with serfer.open(lean, store=url, workers="local", driver=driver, settings=settings) as pipeline:
         for _ in range(2):

@@ -29,7 +29,6 @@ from serfer.settings import access_setting
 from serfer.storage import open_store
 from serfer.wiring.local import local_service, start_service
 from serfer_bench.chaos import scenarios
-from serfer_bench.core.s3_server import S3Server
 from tests.e2e.conftest import PATIENCE, eventually, keys
 from tests.e2e.gangs import BLOCKS, Invocations, images, ran, residual, split_gang, wait_sent
 from tests.e2e.small import hand_on
@@ -176,9 +175,8 @@ def test_borders_that_were_lost_without_notice_are_not_waited_for_in_vain(rows, 
 
 
 @pytest.mark.parametrize("kind", ["file", "cluster"])
-def test_local_workers_run_gangs_over_every_store_with_inboxes(rows, settings, kind, tmp_path, request, invocations):
-    url = f"file://{tmp_path / 'store'}" if kind == "file" else request.getfixturevalue("cluster").url
-    with serfer.open(rows, store=url, workers="local", settings=settings) as pipeline:
+def test_local_workers_run_gangs_over_every_store_with_inboxes(rows, settings, kind, url_of, invocations):
+    with serfer.open(rows, store=url_of(kind), workers="local", settings=settings) as pipeline:
         for seed in range(3):
             check(pipeline, rows, start(pipeline, seed))
         assert [(task.stage, task.tile) for task in invocations.seen] == [(0, 0), (0, 1)] * 3
@@ -370,29 +368,26 @@ def test_the_chaos_suite_loses_no_query_of_two_gangs(settings, tmp_path, name):
         assert outcome.problems == ()
 
 
-class TestStaged:
-    """What cannot run a gang as such runs its stages one by one, over the same functions."""
+def slow(*case):
+    return pytest.param(*case, marks=pytest.mark.slow)
 
-    @pytest.mark.parametrize("workers", ["inprocess", pytest.param("local", marks=pytest.mark.slow)])
-    def test_the_poll_driver(self, rows, settings, redis, workers):
-        with serfer.open(rows, store=redis, workers=workers, driver="poll", settings=settings) as pipeline:
-            for seed in range(2):
-                check(pipeline, rows, start(pipeline, seed), gang=False)
 
-    @pytest.mark.slow
-    @pytest.mark.parametrize("driver", ["stepfunctions", "stepfunctions-express"])
-    def test_state_machines(self, rows, settings, redis, driver):
-        with serfer.open(rows, store=redis, workers="local", driver=driver, settings=settings) as pipeline:
-            check(pipeline, rows, start(pipeline), gang=False)
-
-    @pytest.mark.parametrize("workers", ["inprocess", pytest.param("local", marks=pytest.mark.slow)])
-    def test_a_store_without_inboxes(self, rows, settings, monkeypatch, invocations, workers):
-        with S3Server() as server:
-            for name, value in server.environment.items():
-                monkeypatch.setenv(name, value)
-            with serfer.open(rows, store=server.url, workers=workers, settings=settings) as pipeline:
-                check(pipeline, rows, start(pipeline), gang=False)
-        assert all(task.gang is None for task in invocations.seen)
+@pytest.mark.parametrize(
+    ("driver", "workers", "kind"),
+    [
+        ("poll", "inprocess", "redis"),
+        slow("poll", "local", "redis"),
+        slow("stepfunctions", "local", "redis"),
+        slow("stepfunctions-express", "local", "redis"),
+        ("push", "inprocess", "s3"),  # a store without inboxes
+        slow("push", "local", "s3"),
+    ],
+)
+def test_what_cannot_run_a_gang_runs_its_stages_one_by_one(rows, settings, invocations, driver, workers, kind, url_of):
+    with serfer.open(rows, store=url_of(kind), workers=workers, driver=driver, settings=settings) as pipeline:
+        for seed in range(2):
+            check(pipeline, rows, start(pipeline, seed), gang=False)
+    assert all(task.gang is None for task in invocations.seen if task)
 
 
 class TestRefused:

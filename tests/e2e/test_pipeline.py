@@ -41,14 +41,10 @@ def check_exact(pipeline, directory):
         assert report.stages[-1].bytes_out == logits.nbytes + CHECKSUM_BYTES
 
 
-def store_url(kind, tmp_path, redis):
-    return {"default": None, "memory": "memory://", "file": f"file://{tmp_path / 'store'}", "redis": redis}[kind]
-
-
 @pytest.mark.exact
 @pytest.mark.parametrize("kind", ["default", "memory", "file", "redis"])
-def test_inprocess_workers_equal_the_unsplit_model_over_every_store(plan, settings, kind, tmp_path, redis):
-    with serfer.open(plan, store=store_url(kind, tmp_path, redis), settings=settings) as pipeline:
+def test_inprocess_workers_equal_the_unsplit_model_over_every_store(plan, settings, kind, tmp_path, url_of):
+    with serfer.open(plan, store=url_of(kind), settings=settings) as pipeline:
         check_exact(pipeline, plan)
     if kind == "file":
         assert [path for path in (tmp_path / "store").rglob("*") if path.is_file() and path.name != "#lock"] == []
@@ -66,9 +62,8 @@ def test_workers_in_process_share_the_cores_among_a_stages_tiles(settings, tmp_p
 
 @pytest.mark.exact
 @pytest.mark.parametrize("kind", ["default", "file", pytest.param("redis", marks=pytest.mark.weekly)])
-def test_local_workers_equal_the_unsplit_model_over_every_shared_store(lean, settings, kind, tmp_path, redis):
-    url = store_url(kind, tmp_path, redis)
-    with serfer.open(lean, store=url, workers="local", settings=settings) as pipeline:
+def test_local_workers_equal_the_unsplit_model_over_every_shared_store(lean, settings, kind, url_of):
+    with serfer.open(lean, store=url_of(kind), workers="local", settings=settings) as pipeline:
         check_exact(pipeline, lean)
         assert pipeline.last.weight_loads == 1
         assert sum(stage.cold for stage in pipeline.last_report.stages) == 0  # the first query warmed them

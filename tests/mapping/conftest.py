@@ -1,3 +1,4 @@
+import itertools
 import json
 from dataclasses import dataclass
 
@@ -5,6 +6,7 @@ import pytest
 
 from serfer.cli.main import app
 from serfer.cli.shared.terminal import _exit_code, _Interrupt
+from serfer.raster import ResultParts
 from tests.mapping.plans import HEIGHT, WIDTH, make_map_plan, map_command
 from tests.raster.files import UTM, WHERE, pixels, write
 
@@ -65,6 +67,25 @@ def report_of(serfer):
 def map_image(report_of):
     """Map an image, or a folder of them, by a plan: the report."""
     return lambda *given: report_of(*map_command(*given))
+
+
+@pytest.fixture
+def before_part(monkeypatch):
+    """Have something be raised, or done, before the part that comes after so many is written."""
+
+    def patch(count, act):
+        put, calls = ResultParts.put, itertools.count()
+
+        def acting(parts, number, values):
+            if next(calls) == count:
+                if isinstance(act, BaseException):
+                    raise act
+                act()
+            put(parts, number, values)
+
+        monkeypatch.setattr(ResultParts, "put", acting)
+
+    return patch
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from serfer.mapping.input import PaddedSource
 from serfer.raster import Georeference, open_raster
 from tests.mapping.detectors import save
 from tests.mapping.plans import map_command
-from tests.raster.files import UTM, WHERE, pixels, write
+from tests.raster.files import UTM, WHERE, pixels, write, write_scans
 
 HEIGHT, WIDTH = 403, 517
 PADDED = (416, 544)
@@ -110,15 +110,11 @@ def test_boxes_are_those_of_the_detector_on_the_whole_image(serfer, report_of, c
 
 
 def test_one_plan_has_the_boxes_of_images_of_any_size(serfer, detector_plan, network, tmp_path):
-    scans, head = tmp_path / "scans", DetectionHead("yolov8", ("output0",), 3, min_score=0.7)
+    head = DetectionHead("yolov8", ("output0",), 3, min_score=0.7)
     sizes = {"a": (HEIGHT + 1, WIDTH), "b": (385, 257), "c": (130, 700), "small": (90, 300)}
-    scans.mkdir()
-    for name, size in sizes.items():
-        write(scans / f"{name}.tif", pixels(*size))
-    options = ("--set", "min_score=0.7", "--set", "suffix=.json", "--workers", "inprocess")
-    serfer("map", scans, "--plan", detector_plan, "--out", tmp_path / "boxes", *options).ends(
-        1, "takes heights and widths of 128 pixels or more that are multiples of 32"
-    )
+    scans = write_scans(tmp_path / "scans", sizes)
+    command = map_command(scans, detector_plan, tmp_path / "boxes", "--set=min_score=0.7", "--set=suffix=.json")
+    serfer(*command).ends(1, "takes heights and widths of 128 pixels or more that are multiples of 32")
     assert not (tmp_path / "boxes" / "small.json").exists()
     for name in ("a", "b", "c"):
         values = pixels(*sizes[name]) / np.float32(255)

@@ -13,7 +13,7 @@ from serfer.plan_directory import load_plan
 from serfer.settings import Settings
 from serfer.splitter.network.module_digest import module_digest
 from tests.mapping.plans import PREPROCESS, assert_equal, expected, network
-from tests.raster.files import pixels, write
+from tests.raster.files import pixels, write, write_scans
 from tests.support.onnx_graph import Graph
 
 WINDOW = 64
@@ -122,11 +122,9 @@ def test_a_changed_file_or_option_is_planned_again(kept, dense, tmp_path):
 
 @pytest.mark.usefixtures("settings")
 def test_a_network_that_is_not_for_any_size_is_planned_for_the_sizes_of_a_folder(serfer, aligned, described, tmp_path):
-    (tmp_path / "scans").mkdir()
-    for number, (height, width) in enumerate([(90, 100), (91, 100)]):
-        write(tmp_path / "scans" / f"{number}.tif", pixels(height, width))
-    (tmp_path / "scans" / "no.tif").write_bytes(b"no image")
-    command = ("map", tmp_path / "scans", "--network", aligned, "--out", tmp_path / "results", *described)
+    scans = write_scans(tmp_path / "scans", {"0": (90, 100), "1": (91, 100)})
+    (scans / "no.tif").write_bytes(b"no image")
+    command = ("map", scans, "--network", aligned, "--out", tmp_path / "results", *described)
     serfer(*command).ends(1, "for images of 90 or 91 x 100 pixels and not for any size: ")
     assert sorted(path.name for path in (tmp_path / "results").iterdir()) == [
         "0.tif", "1.tif", "manifest.jsonl", "retry.txt",

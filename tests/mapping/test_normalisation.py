@@ -15,7 +15,6 @@ from serfer.core.plan import Levels, Preprocess
 from serfer.core.plan.image_normalisation import ImageNormalisation, ImageStatistics
 from serfer.core.plan.pixels import levels_by_image, normalise, normalise_by_image
 from serfer.mapping import image_job
-from serfer.raster import ResultParts
 from serfer.splitter.network.description import read_preprocess
 from tests.mapping.networks import Network
 from tests.mapping.plans import HEIGHT, WIDTH, assert_equal, make_map_plan, map_command, network, read
@@ -134,20 +133,14 @@ def test_a_full_scale_is_refused_beside_it(serfer, by_percentiles, tmp_path):
     serfer(*command, "--set", "full_scale=100").ends(2, "leave full_scale out")
 
 
-def test_a_resumed_map_has_the_statistics_that_it_began_with(serfer, report_of, by_percentiles, tmp_path, monkeypatch):
+def test_a_resumed_map_has_the_statistics_that_it_began_with(
+    serfer, report_of, by_percentiles, tmp_path, monkeypatch, before_part
+):
     values = pixels(HEIGHT, WIDTH)
     image, out = write(tmp_path / "image.tif", values), tmp_path / "result.tif"
     command = map_command(image, by_percentiles, out, "--set", "concurrency=1")
-    put = ResultParts.put
-
-    def interrupted(parts, number, part):
-        if number == 7:
-            raise KeyboardInterrupt
-        put(parts, number, part)
-
-    monkeypatch.setattr(ResultParts, "put", interrupted)
+    before_part(7, KeyboardInterrupt())
     assert serfer(*command).code == 130
-    monkeypatch.undo()
     kept = json.loads((tmp_path / "result.tif.parts" / "zarr.json").read_text())["attributes"]["measured"]
     assert kept["pixels"] == HEIGHT * WIDTH
 

@@ -129,19 +129,10 @@ def test_a_result_that_exists_is_refused_unless_it_may_be_replaced(serfer, comma
 
 
 @pytest.fixture
-def begun(command, monkeypatch, serfer):
+def begun(command, before_part, serfer, tmp_path):
     """A map that was stopped after seven windows."""
-    put = ResultParts.put
-
-    def full(parts, number, values):
-        if number >= 7:
-            raise UnavailableError(f"no room in {parts.directory}: 7 of 20 parts are kept there")
-        put(parts, number, values)
-
-    monkeypatch.setattr(ResultParts, "put", full)
-    stopped = serfer(*command, "--set", "concurrency=1")
-    monkeypatch.undo()
-    return stopped
+    before_part(7, UnavailableError(f"no room in {tmp_path}/result.tif.parts: 7 of 20 parts are kept there"))
+    return serfer(*command, "--set", "concurrency=1")
 
 
 def test_a_full_disk_keeps_what_is_done(serfer, command, begun, tmp_path):
@@ -163,19 +154,15 @@ def disk(tmp_path):
     subprocess.run(["/bin/umount", place], check=True)
 
 
-def test_a_disk_that_is_really_full_at_nine_tenths_keeps_them_and_the_map_goes_on(serfer, command, disk, monkeypatch):
-    put, out = ResultParts.put, disk / "result.tif"
+def test_a_disk_that_is_really_full_at_nine_tenths_keeps_them_and_the_map_goes_on(serfer, command, disk, before_part):
+    def fill():
+        with (disk / "others").open("wb", buffering=0) as others, suppress(OSError):
+            while True:
+                others.write(bytes(1 << 12))
 
-    def filling(parts, number, values):
-        if number == 18:
-            with (disk / "others").open("wb", buffering=0) as others, suppress(OSError):
-                while True:
-                    others.write(bytes(1 << 12))
-        put(parts, number, values)
-
-    monkeypatch.setattr(ResultParts, "put", filling)
+    out = disk / "result.tif"
+    before_part(18, fill)
     serfer(*command, "--out", out, "--set", "concurrency=1").ends(4, "18 of 20")
-    monkeypatch.undo()
     assert sorted(path.name for path in disk.iterdir()) == ["others", "result.tif.parts"]
     assert serfer(*command, "--out", out).code == 4
     assert not out.exists()
@@ -188,21 +175,14 @@ def test_a_disk_that_is_really_full_at_nine_tenths_keeps_them_and_the_map_goes_o
 
 @pytest.mark.parametrize("how", ["deleted", "cut"])
 def test_an_image_that_is_gone_half_way_makes_no_result_and_its_windows_are_kept(
-    serfer, command, image, how, tmp_path, monkeypatch
+    serfer, command, image, how, tmp_path, before_part
 ):
-    put, whole, times = ResultParts.put, image.read_bytes(), image.stat()
-
-    def losing(parts, number, values):
-        put(parts, number, values)
-        if number == 9:
-            image.unlink() if how == "deleted" else os.truncate(image, 900)
-
-    monkeypatch.setattr(ResultParts, "put", losing)
+    whole, times = image.read_bytes(), image.stat()
+    before_part(9, image.unlink if how == "deleted" else lambda: os.truncate(image, 900))
     stopped = serfer(*command, "--set", "concurrency=1")
     assert stopped.code in {1, 3}
     assert "image.tif" in stopped.err
     assert not (tmp_path / "result.tif").exists()
-    monkeypatch.undo()
     image.write_bytes(whole)
     os.utime(image, ns=(times.st_atime_ns, times.st_mtime_ns))
     report = serfer(*command, "--restart", "--json").report

@@ -23,7 +23,7 @@ from serfer.mapping.options import MapOptions
 from serfer.mapping.results import result_paths, unique_labels
 from serfer.plan_directory import load_plan
 from tests.mapping.plans import map_command, read
-from tests.raster.files import UTM, WHERE, pixels, write
+from tests.raster.files import UTM, WHERE, pixels, write, write_scans
 from tests.support.onnx_graph import Graph
 
 HEIGHT, WIDTH = 203, 251  # multiples of no stride
@@ -232,10 +232,8 @@ def any_plan(network, tmp_path_factory):
 
 
 def test_one_plan_maps_each_output_of_images_of_any_size(serfer, any_plan, network, tmp_path):
-    scans, sizes = tmp_path / "scans", {"a": (130, 70), "b": (132, 102), "c": (44, 218), "small": (30, 100)}
-    scans.mkdir()
-    for name, size in sizes.items():
-        write(scans / f"{name}.tif", pixels(*size), crs=UTM, transform=WHERE)
+    sizes = {"a": (130, 70), "b": (132, 102), "c": (44, 218), "small": (30, 100)}
+    scans = write_scans(tmp_path / "scans", sizes, crs=UTM, transform=WHERE)
     serfer(*map_command(scans, any_plan, tmp_path / "out")).ends(
         1, "small.tif has 30 x 100 pixels, and this plan takes heights and widths of 40 pixels or more that"
     )

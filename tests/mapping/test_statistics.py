@@ -17,7 +17,7 @@ from serfer.raster.reading.source import RasterSource
 from tests.mapping.networks import run
 from tests.mapping.plans import PREPROCESS, assert_equal, map_command, read
 from tests.mapping.test_resume import stop_with_parts
-from tests.raster.files import UTM, WHERE, pixels, write
+from tests.raster.files import UTM, WHERE, pixels, write, write_scans
 from tests.support.onnx_graph import Graph
 
 HEIGHT, WIDTH = 118, 150
@@ -108,11 +108,8 @@ def test_the_map_is_that_of_the_network_on_the_whole_image(serfer, report_of, ne
 
 @pytest.mark.exact
 def test_one_plan_has_the_statistics_of_each_image_of_a_folder(serfer, networks, tmp_path):
-    file, scans = networks["gated"][0], tmp_path / "scans"
-    sizes = {"a": (97, 61), "b": (98, 61), "c": (64, 201), "small": (20, 97)}
-    scans.mkdir()
-    for name, size in sizes.items():
-        write(scans / f"{name}.tif", pixels(*size))
+    file, sizes = networks["gated"][0], {"a": (97, 61), "b": (98, 61), "c": (64, 201), "small": (20, 97)}
+    scans = write_scans(tmp_path / "scans", sizes)
     planned = serfer("map-plan", file, "--size", "any", "--set", "window=32", "--out", tmp_path / "plan").ends(0)
     assert "for images of any size: heights and widths of 36 pixels or more" in planned.out
     assert "2 passes over the image, " in planned.out

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
 
@@ -11,10 +12,9 @@ from serfer.core.errors import PlanError
 from serfer.mapping.engine import Spending
 from serfer.mapping.report import MapProgress
 from serfer.pipeline.blocking import Pipeline
-from serfer.raster import ResultParts
 from serfer.raster.georeference import Georeference
 from tests.mapping.plans import HEIGHT, WIDTH, assert_equal, expected, map_command, read
-from tests.raster.files import UTM, WHERE, pixels, write
+from tests.raster.files import UTM, WHERE, pixels, write_scans
 
 
 def test_work_and_dollars_are_said_before_a_map_starts_and_a_dry_run_writes_nothing(serfer, command, tmp_path):
@@ -122,25 +122,12 @@ def test_whatever_stops_a_map_it_says_what_is_kept_and_how_to_go_on(serfer, comm
 
 
 @pytest.mark.killed
-def test_an_interrupted_folder_says_how_many_images_are_done_and_lists_the_others(serfer, plan, tmp_path, monkeypatch):
-    (tmp_path / "scans").mkdir()
-    for seed in range(3):
-        write(tmp_path / "scans" / f"{seed}.tif", pixels(HEIGHT, WIDTH, seed=seed))
-    put, calls = ResultParts.put, []
-
-    def interrupted(parts, number, values):
-        calls.append(1)
-        if len(calls) == 25:
-            raise KeyboardInterrupt
-        put(parts, number, values)
-
-    monkeypatch.setattr(ResultParts, "put", interrupted)
-    command = map_command(tmp_path / "scans", plan, tmp_path / "out")
+def test_an_interrupted_folder_says_how_many_images_are_done_and_lists_the_others(serfer, plan, tmp_path, before_part):
+    scans = write_scans(tmp_path / "scans", dict.fromkeys("012", (HEIGHT, WIDTH)))
+    before_part(24, KeyboardInterrupt())
+    command = map_command(scans, plan, tmp_path / "out")
     serfer(*command, "--set", "concurrency=1").ends(130, "1 of 3 images are mapped, those that are left are listed in")
-    assert (tmp_path / "out" / "retry.txt").read_text().split() == [
-        str(tmp_path / "scans" / f"{each}.tif") for each in (1, 2)
-    ]
-    monkeypatch.undo()
+    assert (tmp_path / "out" / "retry.txt").read_text().split() == [str(scans / name) for name in ("1.tif", "2.tif")]
     assert serfer(*command).code == 0
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["0.tif", "1.tif", "2.tif", "manifest.jsonl"]
 
@@ -160,29 +147,30 @@ main()
 """
 
 
+@contextmanager
+def waiting(command):
+    """Run a command in another process, which waits for the end of the block after its fourth window."""
+    arguments = [sys.executable, "-c", HOLD, *map(str, command), "--set", "concurrency=1"]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "holding\n"
+        yield
+        process.communicate("\n\n\n", timeout=60)
+        assert process.returncode == 0
+
+
 @pytest.mark.parametrize(("mine", "yours"), [("mine", "yours"), (None, "yours")])
 def test_a_second_process_on_one_result_is_refused_wherever_its_parts_are(serfer, command, tmp_path, mine, yours):
     mine, yours = (["--set", f"parts={tmp_path / name}"] if name else [] for name in (mine, yours))
-    arguments = [sys.executable, "-c", HOLD, *map(str, command), *mine, "--set", "concurrency=1"]
-    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
-        assert first.stdout.readline() == "holding\n"
+    with waiting((*command, *mine)):
         for other in (yours, [] if mine else yours):
             serfer(*command, *other).ends(4, "result.tif", "is in use by another process")
-        first.communicate("\n", timeout=60)
-        assert first.returncode == 0
     assert_equal(read(tmp_path / "result.tif"), expected(pixels(HEIGHT, WIDTH)))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["image.tif", "result.tif"]
 
 
 def test_a_second_process_on_one_folder_is_refused(serfer, plan, tmp_path):
-    (tmp_path / "scans").mkdir()
-    for seed in range(2):
-        write(tmp_path / "scans" / f"{seed}.tif", pixels(HEIGHT, WIDTH, seed=seed), crs=UTM, transform=WHERE)
-    command = map_command(tmp_path / "scans", plan, tmp_path / "out")
-    arguments = [sys.executable, "-c", HOLD, *map(str, command), "--set", "concurrency=1"]
-    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
-        assert first.stdout.readline() == "holding\n"
+    scans = write_scans(tmp_path / "scans", dict.fromkeys("01", (HEIGHT, WIDTH)), crs=UTM, transform=WHERE)
+    command = map_command(scans, plan, tmp_path / "out")
+    with waiting(command):
         serfer(*command).ends(4, f"{tmp_path / 'out'} is in use by another process")
-        first.communicate("\n\n\n", timeout=60)
-        assert first.returncode == 0
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["0.tif", "1.tif", "manifest.jsonl"]

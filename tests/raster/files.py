@@ -29,6 +29,14 @@ def write(path, values, driver="GTiff", tags=None, **profile):
     return path
 
 
+def write_scans(folder, sizes, **profile):
+    """Write images of these sizes, by name, into a new folder, and return it."""
+    folder.mkdir()
+    for name, size in sizes.items():
+        write(folder / f"{name}.tif", pixels(*size), **profile)
+    return folder
+
+
 WIDTH, HEIGHT, BITS, COMPRESSION, PHOTOMETRIC, SAMPLES, TILE_WIDTH, TILE_HEIGHT = 256, 257, 258, 259, 262, 277, 322, 323
 OFFSETS, COUNTS, SAMPLE_FORMAT = 324, 325, 339
 _LONG = 4

@@ -13,10 +13,8 @@ import onnx
 import pytest
 from onnx import numpy_helper
 from PIL import Image
-from typer.testing import CliRunner
 
 import serfer
-from serfer.cli.main import app
 from serfer.core.variants import Canary, CanaryLimits
 from serfer.plan_directory import load_plan
 from serfer.registry import open_registry
@@ -95,29 +93,23 @@ APPLICATIONS = ("faces", "taken-back", "promoted")
 
 @dataclass(frozen=True)
 class World:
-    """A running `serfer serve --drivers N` with two drivers, an application for each test, and keys."""
+    """A running `serfer serve --drivers N` with two drivers, and an application for each test."""
 
     system: System
     registry: object
     directory: Path
-    phone: str
-    """A key for the application faces alone, two queries a minute; every other request comes with a key for all."""
-    anyone: str
 
     @property
     def drivers(self):
         return self.system.started["drivers"]
 
-    def send(self, method, path, body=None, *, at=None, **headers):
-        return self.system.send(method, path, body, at=at, **{"X_API_Key": self.anyone, **headers})
-
-    def ask(self, application, *, at=None, **headers):
+    def ask(self, application, *, at=None):
         path = f"/v1/classify?application={application}"
-        status, _, body = self.send("POST", path, white(), at=at, Content_Type="image/png", **headers)
+        status, _, body = self.system.send("POST", path, white(), at=at, Content_Type="image/png")
         return status, json.loads(body)
 
     def shown(self, application, driver):
-        return json.loads(self.send("GET", f"/v1/applications/{application}", at=driver["url"])[2])
+        return json.loads(self.system.send("GET", f"/v1/applications/{application}", at=driver["url"])[2])
 
 
 @pytest.fixture(scope="module")
@@ -130,17 +122,10 @@ def world(cache, tmp_path_factory):
     second = variant("net.2.whole", plan=load_plan(broken).digest, artefact=registry.put_directory(broken))
     for name in APPLICATIONS:
         register(registry, name, version("net", 1, whole), version("net", 2, second))
-    file = directory / "keys.json"
-    phone, anyone = (
-        CliRunner().invoke(app, ["keys", "add", *words, "--file", str(file)], catch_exceptions=False).stdout.split()[-1]
-        for words in (("phone", "--app", "faces=2"), ("anyone",))
-    )
     named = [word for name in APPLICATIONS for word in ("--app", name)]
     with starting(cache, directory) as start:
-        system = System(
-            start("serve", "--drivers", "2", "--port", 0, *QUIET, "--registry", registry, *named, "--keys", file)
-        )
-        yield World(system, registry, directory, phone, anyone)
+        system = System(start("serve", "--drivers", "2", "--port", 0, *QUIET, "--registry", registry, *named))
+        yield World(system, registry, directory)
         system.command.process.send_signal(signal.SIGTERM)
         result = system.command.end()
         assert result.code == 0, result.err
@@ -152,7 +137,7 @@ def test_all_drivers_serve_the_applications_and_a_canary_is_taken_back_by_what_a
     for driver in drivers:
         status, answer = world.ask(name, at=driver["url"])
         assert (status, answer["selected"]["version"]) == (200, 1)
-    assert world.send("GET", "/v1/applications")[0] == 200
+    assert world.system.send("GET", "/v1/applications")[0] == 200
 
     registry.update(name, lambda record: record.with_canary(Canary({"net": 2}, 0.5, NOW, "test", LIMITS)))
     for driver in drivers:
@@ -200,16 +185,6 @@ def test_a_killed_driver_and_a_registry_that_is_away_lose_no_query(world):
         away.rename(here)
     eventually(lambda: world.system.ready(first), "the driver comes back with the registry", every=0.2)
     assert world.ask("faces", at=first["url"])[0] == 200
-
-
-@pytest.mark.slow
-def test_keys_are_limited_to_applications_and_by_quotas(world):
-    driver = world.drivers[1]["url"]
-    assert world.ask("faces", at=driver, X_API_Key="unknown")[0] == 401
-    statuses = [world.ask("faces", at=driver, X_API_Key=world.phone)[0] for _ in range(3)]
-    assert statuses == [200, 200, 429]
-    status, _, body = world.send("POST", "/v1/applications/faces/rollback", b"{}", X_API_Key=world.phone)
-    assert (status, json.loads(body)["type"].rpartition(":")[2]) == (403, "scope")
 
 
 def test_an_application_that_is_not_registered_is_refused_before_anything_starts(serfer_here, tmp_path):

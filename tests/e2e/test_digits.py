@@ -102,10 +102,3 @@ def test_every_query_of_changing_objectives_is_answered_by_a_variant_that_meets_
         right, expected = np.mean(np.array(found) == labels), np.mean([each.accuracy.share for each in used])
         assert right >= expected - 4 * np.sqrt(expected * (1 - expected) / QUERIES)
     assert places == {*Place}
-
-
-def test_an_accuracy_that_no_network_has_is_refused_when_it_is_strict(url):
-    image = png(digits().held_out[0])
-    reply = httpx.post(f"{url}/v1/classify?min_accuracy=0.9999&strict=true", files={"image": image}, timeout=PATIENCE)
-    assert reply.status_code == 422
-    assert "min_accuracy" in reply.json()["detail"]

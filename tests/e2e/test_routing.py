@@ -210,19 +210,6 @@ def test_a_pool_of_two_types_and_markets_serves_from_each_at_its_own_price(serve
     assert not any(map(alive, instances(cache).values()))
 
 
-def test_mark_spot_says_what_it_has_no_instances_for(serfer_here, scenario):
-    scenario.write_text(SEVERAL)
-    options = ("--route", "mark-spot", "--instances", "here=local", "--set", f"scenario={scenario}")
-    serfer_here("serve", *options).complains(2, "--route mark-spot buys here/spot, there", "--instances")
-
-
-def test_an_invalid_scenario_is_named_with_file_and_key(serfer_here, tmp_path):
-    path = tmp_path / "wrong.toml"
-    path.write_text(SCENARIO.replace("slo_ms = 2000", ""))
-    arguments = ("serve", "--route", "auto", "--instances", "local", "--set", f"scenario={path}")
-    serfer_here(*arguments).complains(3, str(path), "slo_ms")
-
-
 RATE = 45  # one instance takes 29 a second with batches of 8: the rest is for another one, with smaller batches
 SECONDS = 10
 

@@ -2,7 +2,6 @@
 
 import json
 import signal
-from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -58,31 +57,6 @@ def test_a_service_answers_who_has_a_key_replaces_killed_workers_and_ends_on_a_s
     assert "secret-name" not in result.err
     assert key not in result.err
     assert '"client": "alice"' in result.err
-
-
-@pytest.mark.slow
-def test_a_running_request_is_answered_before_shutdown(serve):
-    command, status = serve("--set", "drain_s=0")
-    with ThreadPoolExecutor() as threads:  # a cold start: it takes a while
-        url, image = f"{status['url']}/v1/classify", {"image": png()}
-        reply = threads.submit(httpx.post, url, files=image, timeout=PATIENCE)
-        command.started("worker", 0)
-        command.interrupt(signal.SIGTERM)
-        assert reply.result(PATIENCE).status_code == 200
-    assert command.end().code == 0
-
-
-@pytest.mark.slow
-def test_a_draining_service_is_not_ready_but_still_answers(serve):
-    command, status = serve("--set", "drain_s=600")
-    with httpx.Client(base_url=status["url"], timeout=PATIENCE) as http:
-        assert http.get("/v1/models", headers={"Host": "evil.example"}).status_code == 403
-        command.interrupt(signal.SIGTERM)
-        eventually(lambda: http.get("/readyz").status_code == 503, "it drains")
-        assert http.get("/readyz").json()["draining"] is True
-        assert http.post("/v1/classify", files={"image": png()}).status_code == 200
-    command.interrupt(signal.SIGTERM)  # the second one ends it at once
-    assert command.end().code == 0
 
 
 @pytest.mark.parametrize(

@@ -64,12 +64,6 @@ def test_columns_of_a_fully_connected_layer_share_invocations_on_any_data_path(f
     assert invocations(results, last) <= QUERIES  # of two for each query
 
 
-def test_sharing_can_be_disabled(plan, few):
-    last = len(load_plan(plan).stages) - 1
-    with serfer.open(plan, share=False, settings=few) as pipeline:
-        assert invocations(burst(pipeline), last) == QUERIES
-
-
 @pytest.mark.exact
 def test_counts_and_bytes_equal_those_of_separate_queries(plan, few):
     def moved(report):

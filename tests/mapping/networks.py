@@ -40,8 +40,14 @@ class Network(Graph):
         return super().save(path, {self.nodes[-1].output[0]: 1}, channels=self.channels, opset=18)
 
 
-def run(path, images):
-    return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, {"image": images})[0]
+def run_all(network, images):
+    """Return all outputs of a network, by its file or its bytes, for images (N, C, H, W)."""
+    session = onnxruntime.InferenceSession(network, providers=["CPUExecutionProvider"])
+    return session.run(None, {session.get_inputs()[0].name: images})
+
+
+def run(network, images):
+    return run_all(network, images)[0]
 
 
 def rows_read(path, height, width, axis=0, channels=1):

@@ -6,13 +6,13 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 import rasterio
 
 import serfer
 from serfer.core.geometry import Span
 from serfer.core.plan import Preprocess
 from serfer.core.plan.windows import AxisWindow, AxisWindows
+from tests.mapping.networks import run
 from tests.support.onnx_graph import Graph
 
 WINDOW, HALO = 16, 2
@@ -56,14 +56,18 @@ def map_command(image, plan, out, *options):
     return ("map", image, "--plan", plan, "--out", out, "--workers", "inprocess", *options)
 
 
-def expected(image, scale=1 / 255, missing=None):
-    """The network on the whole image, (bands, rows, cols)."""
+def normal(image, scale=1 / 255, missing=None):
+    """What the network gets of a whole image, (1, bands, rows, cols)."""
     mean, std = (np.array(each, np.float32)[:, None, None] for each in (PREPROCESS.mean, PREPROCESS.std))
     values = (image.astype(np.float32) * np.float32(scale) - mean) / std
     if missing is not None:
         values[:, missing] = 0
-    session = onnxruntime.InferenceSession(network(), providers=["CPUExecutionProvider"])
-    return session.run(None, {"image": values[None]})[0][0]
+    return values[None]
+
+
+def expected(image, scale=1 / 255, missing=None):
+    """The network on the whole image, (bands, rows, cols)."""
+    return run(network(), normal(image, scale, missing))[0]
 
 
 def read(path):

@@ -3,7 +3,6 @@
 import json
 
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 from hypothesis import given, settings
@@ -20,6 +19,7 @@ from serfer.mapping.box_files import GEOGRAPHIC, IN_PIXELS, BoxedImage, write_bo
 from serfer.mapping.input import PaddedSource
 from serfer.raster import Georeference, open_raster
 from tests.mapping.detectors import save
+from tests.mapping.networks import run
 from tests.mapping.plans import map_command
 from tests.raster.files import UTM, WHERE, pixels, write, write_scans
 
@@ -37,9 +37,7 @@ def expected(path, image, family, head, value=0.0):
     whole = save(path.with_name("whole.onnx"), size, family)
     padded = np.full((1, 3, *size), value, np.float32)
     padded[0, :, :height, :width] = image
-    session = onnxruntime.InferenceSession(str(whole), providers=["CPUExecutionProvider"])
-    [output] = session.run(None, {"images": padded})
-    return best(decoded(head, [output[0]], size), head, height, width)
+    return best(decoded(head, [run(whole, padded)[0]], size), head, height, width)
 
 
 def best(boxes, head, height=HEIGHT, width=WIDTH):

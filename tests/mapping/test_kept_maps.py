@@ -16,9 +16,9 @@ from serfer.core.geometry import Span
 from serfer.core.plan.windows_validation import check_windows
 from serfer.plan_directory import load_plan
 from tests.mapping.networks import run
-from tests.mapping.plans import PREPROCESS, assert_equal, read
+from tests.mapping.plans import PREPROCESS, assert_equal, normal, read
 from tests.mapping.test_resume import start, stop_with_parts, wait_for_parts
-from tests.mapping.test_statistics import HEIGHT, WIDTH, WINDOWS, Network, command_of, image_of, normal, unet
+from tests.mapping.test_statistics import HEIGHT, WIDTH, WINDOWS, Network, command_of, image_of, unet
 from tests.raster.files import pixels
 
 PASSES = 4
@@ -77,7 +77,7 @@ def test_a_section_reads_the_image_beside_kept_maps(report_of, networks, tmp_pat
     assert report["no_data_pixels"] == 70 * 90
     result, there = read(tmp_path / "result.tif"), (values != 0).any(0)
     assert np.isnan(result[:, ~there]).all()
-    assert_equal(result[:, there], run(file, normal(values, ~there))[0][:, there])
+    assert_equal(result[:, there], run(file, normal(values, missing=~there))[0][:, there])
 
 
 @pytest.mark.killed

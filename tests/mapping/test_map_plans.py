@@ -14,7 +14,7 @@ from serfer.core.errors import ModelError
 from serfer.plan_directory import load_plan
 from serfer.splitter.network.source import load
 from tests.exports import for_any_size
-from tests.mapping.plans import PREPROCESS, assert_equal, read
+from tests.mapping.plans import PREPROCESS, assert_equal, normal, read
 from tests.raster.files import UTM, WHERE, pixels, write
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch's exporter, about torch
@@ -42,9 +42,8 @@ class Net(torch.nn.Module):
 
 
 def whole(network, image):
-    mean, std = (np.array(each, np.float32)[:, None, None] for each in (PREPROCESS.mean, PREPROCESS.std))
     with torch.no_grad():
-        return network(torch.from_numpy((image.astype(np.float32) / 255 - mean) / std)[None])[0].numpy()
+        return network(torch.from_numpy(normal(image)))[0].numpy()
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ import json
 import shutil
 
 import numpy as np
-import onnxruntime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +15,7 @@ from serfer.core.plan.image_normalisation import ImageNormalisation, ImageStatis
 from serfer.core.plan.pixels import levels_by_image, normalise, normalise_by_image
 from serfer.mapping import image_job
 from serfer.splitter.network.description import read_preprocess
-from tests.mapping.networks import Network
+from tests.mapping.networks import Network, run
 from tests.mapping.plans import HEIGHT, WIDTH, assert_equal, make_map_plan, map_command, network, read
 from tests.raster.files import pixels, write
 
@@ -67,8 +66,7 @@ def on_the_whole(values, missing=None):
     values = values.astype(np.float32)
     if missing is not None:
         values[:, missing] = 0
-    session = onnxruntime.InferenceSession(network(), providers=["CPUExecutionProvider"])
-    return session.run(None, {"image": values[None]})[0][0]
+    return run(network(), values[None])[0]
 
 
 @pytest.mark.exact
@@ -189,8 +187,7 @@ def test_a_file_of_two_bands_and_a_network_of_onnx_as_numpy_and_onnx_runtime_hav
     done = serfer(*map_command(image, plan, out)).ends(0)
     assert "2 bands" not in done.err
     how = ImageNormalisation((1, 99.8), per_channel=False, eps=1e-20)
-    session = onnxruntime.InferenceSession(tmp_path / "net.onnx", providers=["CPUExecutionProvider"])
-    [[wanted]] = session.run(None, {"image": normalised(values, how).astype(np.float32)[None]})
+    [wanted] = run(tmp_path / "net.onnx", normalised(values, how).astype(np.float32)[None])
     assert_equal(np.load(out), wanted)
 
 
@@ -250,7 +247,5 @@ def test_stored_values_reach_the_network_whatever_the_full_scale_of_their_type(s
     command = ("map", write(tmp_path / "image.tif", values), "--plan", described, "--out", tmp_path / "out.tif")
     serfer_command(*command, "--workers", "inprocess").ends(0)
     mean, std = np.array([9000, 8000, 7000]), np.array([3000, 4000, 5000])
-    wanted = ((values - mean[:, None, None]) / std[:, None, None]).astype(np.float32)
-    session = onnxruntime.InferenceSession(network(), providers=["CPUExecutionProvider"])
-    assert_equal(read(tmp_path / "out.tif"), session.run(None, {"image": wanted[None]})[0][0])
+    assert_equal(read(tmp_path / "out.tif"), on_the_whole((values - mean[:, None, None]) / std[:, None, None]))
     serfer_command(*command, "--set", "full_scale=4095", "--overwrite").ends(2, "leave full_scale out")

@@ -67,16 +67,8 @@ def test_a_map_plan_says_what_an_image_costs_and_needs_no_resizing(serfer_comman
     net = Network(channels=3)
     net.conv("image", (3, 3), channels=3)
     path = net.save(tmp_path / "net.onnx")
-    command = (
-        "map-plan",
-        path,
-        "--out",
-        tmp_path / "plan",
-        "--preprocess",
-        tmp_path / "pixels.toml",
-        "--set",
-        "window=512",
-    )
+    described = ("--preprocess", tmp_path / "pixels.toml", "--set", "window=512")
+    command = ("map-plan", path, "--out", tmp_path / "plan", *described)
     done = serfer_command(*command, "--size", "1000x1000", "--size", "10001x10000").ends(0)
     assert "an image of 1,000 x 1,000 pixels: 4 windows, $" in done.out
     assert "of images with more than 100,000,000 pixels, interlaced PNG and progressive JPEG are refused" in done.err

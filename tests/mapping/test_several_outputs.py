@@ -6,7 +6,6 @@ from itertools import pairwise
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import rasterio
 from hypothesis import given
@@ -22,6 +21,7 @@ from serfer.mapping import results
 from serfer.mapping.options import MapOptions
 from serfer.mapping.results import result_paths, unique_labels
 from serfer.plan_directory import load_plan
+from tests.mapping.networks import run_all
 from tests.mapping.plans import map_command, read
 from tests.raster.files import UTM, WHERE, pixels, write, write_scans
 from tests.support.onnx_graph import Graph
@@ -44,8 +44,7 @@ def save(path):
 
 def whole(path, image):
     """Return what ONNX Runtime makes of a whole image (bands, rows, cols), by the names of files."""
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    outputs = session.run(None, {"image": image.astype(np.float32)[None]})
+    outputs = run_all(path, image.astype(np.float32)[None])
     return dict(zip(["probability", "classes", "head-Conv", "distance"], (each[0] for each in outputs), strict=True))
 
 
@@ -271,12 +270,11 @@ def save_uneven(path):
 def test_outputs_that_do_not_end_together_are_whole_at_any_size(serfer, tmp_path):
     file, plan = save_uneven(tmp_path / "net.onnx"), tmp_path / "plan"
     package.map_plan(file, "any", plan, window=16)
-    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     for size in ((35, 36), (67, 51)):
         image = write(tmp_path / "image.tif", pixels(*size))
         options = ("--out", tmp_path / "out.tif", "--workers", "inprocess", "--overwrite")
         serfer("map", image, "--plan", plan, *options).ends(0)
-        outputs = session.run(None, {"image": pixels(*size).astype(np.float32)[None]})
+        outputs = run_all(file, pixels(*size).astype(np.float32)[None])
         check(tmp_path, dict(zip(("pooled", "conv"), (each[0] for each in outputs), strict=True)))
 
 

@@ -15,7 +15,7 @@ from serfer.drivers.driver import RequestContext
 from serfer.plan_directory import load_plan
 from serfer.raster.reading.source import RasterSource
 from tests.mapping.networks import run
-from tests.mapping.plans import PREPROCESS, assert_equal, map_command, read
+from tests.mapping.plans import PREPROCESS, assert_equal, map_command, normal, read
 from tests.mapping.test_resume import stop_with_parts
 from tests.raster.files import UTM, WHERE, pixels, write, write_scans
 from tests.support.onnx_graph import Graph
@@ -62,14 +62,6 @@ def unet(path):
     second = net.op("Relu", net.group_norm(net.conv(first, 4, 6, stride=2), 6))
     joined = net.op("Concat", first, net.enlarge(second, 6, 4), axis=1)
     return net.conv(net.group_norm(net.conv(joined, 8, 4), 4), 4, 2), net.save(path)
-
-
-def normal(image, missing=None):
-    mean, std = (np.array(each, np.float32)[:, None, None] for each in (PREPROCESS.mean, PREPROCESS.std))
-    values = (image.astype(np.float32) / 255 - mean) / std
-    if missing is not None:
-        values[:, missing] = 0
-    return values[None]
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +131,7 @@ def test_pixels_without_data_are_in_the_statistics_as_the_network_sees_them(repo
     result = read(tmp_path / "result.tif")
     assert np.isnan(result[:, :70, :90]).all()
     there = ~np.isnan(result[0])
-    whole = run(file, normal(values, (values == 0).all(0)))[0]
+    whole = run(file, normal(values, missing=(values == 0).all(0)))[0]
     assert_equal(result[:, there], whole[:, there])
 
 

@@ -286,7 +286,6 @@ import resource, signal, sys
 from pathlib import Path
 from serfer.core.errors import UnavailableError
 from serfer.raster import write_result
-from tests.once import one_each
 from tests.raster.files import pixels
 from tests.raster.test_results import kept
 place = Path(sys.argv[1])

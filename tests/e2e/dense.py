@@ -1,11 +1,10 @@
 """A small network with outputs of several forms, which splits in a second."""
 
-import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
 
 import serfer
-from tests.e2e.small import PREPROCESS, SIZE
+from tests.e2e.small import PREPROCESS, SAME, SIZE, model_of
+from tests.support.onnx_graph import Graph
 
 OUTPUTS = {
     "scores": ("float32", (5, SIZE, SIZE)),
@@ -18,40 +17,16 @@ OUTPUTS = {
 
 def dense_onnx(names=tuple(OUTPUTS)):
     """Two convolutions, and of their maps scores, the class of each position, a map of one channel, and a vector."""
-    random = np.random.default_rng(0)
-    weights = {
-        "w1": random.normal(0, 0.3, (8, 3, 3, 3)),
-        "w2": random.normal(0, 0.3, (5, 8, 3, 3)),
-        "w3": random.normal(0, 0.3, (1, 5, 1, 1)),
-    }
-    nodes = {
-        "scores": [
-            helper.make_node("Conv", ["input", "w1"], ["c1"], "conv1", kernel_shape=[3, 3], pads=[1] * 4),
-            helper.make_node("Relu", ["c1"], ["r1"], "relu1"),
-            helper.make_node("Conv", ["r1", "w2"], ["scores"], "conv2", kernel_shape=[3, 3], pads=[1] * 4),
-        ],
-        "classes": [helper.make_node("ArgMax", ["scores"], ["classes"], "argmax", axis=1, keepdims=0)],
-        "head/depth": [helper.make_node("Conv", ["scores", "w3"], ["head/depth"], "conv3", kernel_shape=[1, 1])],
-        "embedding": [
-            helper.make_node("GlobalAveragePool", ["scores"], ["pooled"], "pool"),
-            helper.make_node("Flatten", ["pooled"], ["embedding"], "flatten"),
-        ],
-    }
-    types = {"float32": TensorProto.FLOAT, "int64": TensorProto.INT64}
-    graph = helper.make_graph(
-        [node for name, made in nodes.items() if name in ("scores", *names) for node in made],
-        "dense",
-        [helper.make_tensor_value_info("input", TensorProto.FLOAT, ["N", 3, SIZE, SIZE])],
-        [helper.make_tensor_value_info(name, types[OUTPUTS[name][0]], ["N", *OUTPUTS[name][1]]) for name in names],
-        [
-            numpy_helper.from_array(value.astype(np.float32), name)
-            for name, value in weights.items()
-            if name != "w3" or "head/depth" in names
-        ],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    onnx.checker.check_model(model)
-    return model
+    net = Graph()
+    relu = net.op("Relu", net.op("Conv", "input", net.normal(8, 3, 3, 3), **SAME), output="relu1")
+    scores = net.op("Conv", relu, net.normal(5, 8, 3, 3), output="scores", **SAME)
+    if "classes" in names:
+        net.op("ArgMax", scores, output="classes", axis=1, keepdims=0)
+    if "head/depth" in names:
+        net.op("Conv", scores, net.normal(1, 5, 1, 1), output="head/depth", kernel_shape=[1, 1])
+    if "embedding" in names:
+        net.op("Flatten", net.op("GlobalAveragePool", scores), output="embedding")
+    return model_of(net, "dense", {name: OUTPUTS[name] for name in names})
 
 
 def split_dense(directory, names=tuple(OUTPUTS), **settings):

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 import serfer
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.plan import CACHE, INLINE, OBJECTS, Preprocess, sealed
 from serfer.plan_directory import file_sha256, load_plan, write_plan
+from tests.support.onnx_graph import Graph
 
 SIZE = 34
 CLASSES = 7
@@ -20,34 +21,29 @@ PREPROCESS = Preprocess(
 GRIDS = [(2, 2), (2, 2), (1, 1)]
 
 
+SAME = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}
+
+
 def small_onnx(seed=0):
     """Three convolutions, one of them with a stride, average pooling and a linear layer: (1, 3, 34, 34) to (1, 7)."""
-    random = np.random.default_rng(seed)
-    weights = {
-        "w1": random.normal(0, 0.3, (8, 3, 3, 3)),
-        "w2": random.normal(0, 0.2, (8, 8, 3, 3)),
-        "w3": random.normal(0, 0.2, (12, 8, 3, 3)),
-        "w4": random.normal(0, 1.0, (CLASSES, 12)),
-        "b4": random.normal(0, 1.0, CLASSES),
-    }
-    nodes = [
-        helper.make_node("Conv", ["input", "w1"], ["c1"], "conv1", kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
-        helper.make_node("Relu", ["c1"], ["r1"], "relu1"),
-        helper.make_node("Conv", ["r1", "w2"], ["c2"], "conv2", kernel_shape=[3, 3], pads=[1] * 4, strides=[2, 2]),
-        helper.make_node("Relu", ["c2"], ["r2"], "relu2"),
-        helper.make_node("Conv", ["r2", "w3"], ["c3"], "conv3", kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
-        helper.make_node("Relu", ["c3"], ["r3"], "relu3"),
-        helper.make_node("GlobalAveragePool", ["r3"], ["p"], "pool"),
-        helper.make_node("Flatten", ["p"], ["f"], "flatten"),
-        helper.make_node("Gemm", ["f", "w4", "b4"], ["logits"], "fc", transB=1),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "small",
-        [helper.make_tensor_value_info("input", TensorProto.FLOAT, ["N", 3, SIZE, SIZE])],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["N", CLASSES])],
-        [numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()],
+    net = Graph(seed)
+    relu1 = net.op("Relu", net.op("Conv", "input", net.normal(8, 3, 3, 3), **SAME), output="relu1")
+    conv2 = net.op("Conv", relu1, net.normal(8, 8, 3, 3, deviation=0.2), strides=[2, 2], **SAME)
+    relu2 = net.op("Relu", conv2, output="relu2")
+    relu3 = net.op("Relu", net.op("Conv", relu2, net.normal(12, 8, 3, 3, deviation=0.2), **SAME))
+    flat = net.op("Flatten", net.op("GlobalAveragePool", relu3, output="pool"))
+    layer = [net.normal(*shape, deviation=1.0) for shape in ((CLASSES, 12), (CLASSES,))]
+    net.op("Gemm", flat, *layer, output="logits", transB=1)
+    return model_of(net, "small", {"logits": ("float32", (CLASSES,))})
+
+
+def model_of(net, name, outputs):
+    """Return the model of a network of images (N, 3, SIZE, SIZE) "input"; `outputs` are types and shapes by name."""
+    given, *made = (
+        helper.make_tensor_value_info(tensor, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), ["N", *dims])
+        for tensor, (dtype, dims) in {"input": ("float32", (3, SIZE, SIZE)), **outputs}.items()
     )
+    graph = helper.make_graph(net.nodes, name, [given], made, net.constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     onnx.checker.check_model(model)
     return model

@@ -34,7 +34,7 @@ def split_broken(directory):
     """Split a network whose answer to a white image is not finite; to noise, which plans are checked with, it is."""
     directory.mkdir()
     model = small_onnx()
-    weights = {"w1": 0.3, "w2": 1e30, "w3": 1e30}
+    weights = {"c0": 0.3, "c1": 1e30, "c2": 1e30}
     for tensor in model.graph.initializer:
         if tensor.name in weights:
             tensor.CopyFrom(

@@ -225,12 +225,8 @@ def test_as_json_and_as_a_coco_data_set(predict, examples):
     value = json.loads(predict(*paths, "--coco").out)
     assert [image["file_name"] for image in value["images"]] == [str(path) for path in paths]
     assert [category["name"] for category in value["categories"]] == [*CLASSES]
-    boxes = [(image, box) for image, line in enumerate(lines, 1) for box in line["images"][0]["boxes"]]
-    assert [number["id"] for number in value["annotations"]] == [*range(1, len(boxes) + 1)]
-    for annotation, (image, box) in zip(value["annotations"], boxes, strict=True):
-        left, top, right, bottom = box["box"]
-        assert (annotation["image_id"], annotation["category_id"]) == (image, box["index"] + 1)
-        np.testing.assert_allclose(annotation["bbox"], [left, top, right - left, bottom - top], atol=0.0051)
+    boxes = [(image, box["index"] + 1) for image, line in enumerate(lines, 1) for box in line["images"][0]["boxes"]]
+    assert [(box["image_id"], box["category_id"]) for box in value["annotations"]] == boxes
 
 
 def test_boxes_are_drawn(predict, examples, tmp_path):

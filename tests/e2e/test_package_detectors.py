@@ -92,20 +92,19 @@ def overlap(one, other):
     return common / (sum(areas) - common)
 
 
-def pictures(examples, folder):
-    """Write parts of the examples as PNG, which every decoder reads alike: wide, high and small."""
-    parts = [
-        ("rocket.jpg", None),
-        ("coffee.png", None),
-        ("chelsea.png", (100, 0, 250, 300)),
-        ("rocket.jpg", (0, 0, 61, 40)),
-    ]
+def saved(folder, images):
+    """Write images as PNG, which every decoder reads alike; return their paths."""
     folder.mkdir()
-    for number, (name, part) in enumerate(parts):
-        path = folder / f"{number}.png"
-        with Image.open(examples / name) as image:
-            image.convert("RGB").crop(part or (0, 0, *image.size)).save(path)
-        yield path
+    paths = [folder / f"{number}.png" for number in range(len(images))]
+    for path, image in zip(paths, images, strict=True):
+        image.convert("RGB").save(path)
+    return paths
+
+
+def parts_of(examples, *parts):
+    """Return examples by their names, each whole or cut to a box."""
+    images = [(Image.open(examples / name), box) for name, box in parts]
+    return [image.crop(box or (0, 0, *image.size)) for image, box in images]
 
 
 @pytest.mark.weekly
@@ -113,7 +112,9 @@ def test_boxes_of_nudenet_are_those_of_its_own_code(examples, tmp_path):
     package, opencv = unpacked(NUDENET, tmp_path), unpacked(OPENCV, tmp_path)
     code, network = package / "nudenet" / "nudenet.py", package / "nudenet" / "320n.onnx"
     labels = ast.literal_eval(re.search(r"__labels = (\[.*?\])", code.read_text("utf-8"), re.DOTALL)[1])
-    paths = [*pictures(examples, tmp_path / "pictures")]
+    small = [("chelsea.png", (100, 0, 250, 300)), ("rocket.jpg", (0, 0, 61, 40))]
+    images = parts_of(examples, ("rocket.jpg", None), ("coffee.png", None), *small)
+    paths = saved(tmp_path / "pictures", images)
     example = np.zeros((1, 3, 320, 320), dtype=np.float32)
     for min_score, max_iou in THRESHOLDS:
         given = {
@@ -151,25 +152,22 @@ def check(image, theirs, labels, max_iou):
         assert top == 0 or height == pytest.approx(bottom - top, abs=1)
 
 
-def written(folder):
+def letters():
     """Draw pictures of a few letters, wide and high; the detector of ddddocr finds those."""
     random = np.random.default_rng(0)
-    folder.mkdir()
-    for number, (width, height) in enumerate([(300, 150), (150, 400), (833, 417)]):
+    for width, height in [(300, 150), (150, 400), (833, 417)]:
         image = Image.new("RGB", (width, height), "white")
         draw = ImageDraw.Draw(image)
         for letter in "aKt7e":
             x, y = random.uniform(0.05, 0.75, 2) * (width, height)
             draw.text((x, y), letter, fill="black", font=ImageFont.load_default(min(width, height) / 5))
-        path = folder / f"{number}.png"
-        image.save(path)
-        yield path
+        yield image
 
 
 @pytest.mark.weekly
 def test_boxes_of_ddddocr_a_yolox_head_are_those_of_its_own_code(tmp_path):
     package, opencv = unpacked(DDDDOCR, tmp_path), unpacked(OPENCV, tmp_path)
-    paths = [*written(tmp_path / "pictures")]
+    paths = saved(tmp_path / "pictures", [*letters()])
     theirs = run(FIND_TEXT, paths, package, opencv)
     network = package / "ddddocr" / "common_det.onnx"
     plan = serfer.split(
@@ -183,11 +181,10 @@ def test_boxes_of_ddddocr_a_yolox_head_are_those_of_its_own_code(tmp_path):
             assert [[int(side) for side in box.box] for box in image.boxes] == boxes
 
 
-def pages(folder):
+def pages():
     """Draw pages with numbers of books in letters and in bars, as high as wide, wide, and high."""
     random = np.random.default_rng(1)
-    folder.mkdir()
-    for number, (width, height) in enumerate([(640, 640), (801, 533), (415, 900)]):
+    for width, height in [(640, 640), (801, 533), (415, 900)]:
         image = Image.new("L", (width, height), "white")
         draw = ImageDraw.Draw(image)
         left, top = 0.1 * width, 0.7 * height
@@ -195,16 +192,14 @@ def pages(folder):
         for x in range(60):
             if random.random() < 0.5:
                 draw.rectangle((left + 3 * x, top + 0.08 * height, left + 3 * x + 2, top + 0.2 * height), fill="black")
-        path = folder / f"{number}.png"
-        image.convert("RGB").save(path)
-        yield path
+        yield image
 
 
 @pytest.mark.weekly
 def test_boxes_of_isbnx_whose_network_keeps_the_best_itself_are_those_of_its_own_code(tmp_path):
     package = unpacked(ISBNX, tmp_path) / "isbnx"
     network, side, least = package / "model" / "best.onnx", 640, 0.01
-    paths = [*pages(tmp_path / "pages")]
+    paths = saved(tmp_path / "pages", [*pages()])
     theirs = run(FIND_NUMBERS, (package / "detector.py", network, least, side, *paths))
     assert all(theirs)
     example = np.zeros((1, 3, side, side), dtype=np.float32)
@@ -245,11 +240,9 @@ for kind, limit, target, *paths in [sys.argv[2:]]:
 @pytest.mark.parametrize(("kind", "side", "limit"), [("min", "shorter", 736), ("max", "longer", 300)])
 def test_text_detection_sees_each_image_at_the_size_that_its_package_gives_it(kind, side, limit, examples, tmp_path):
     package, opencv = unpacked(RAPIDOCR, tmp_path), unpacked(OPENCV, tmp_path)
-    file, paths = package / f"{OCR}PP-OCRv4_det_infer.onnx", []
-    for name, box in (("chelsea.png", (0, 0, 451, 300)), ("coffee.png", (50, 0, 250, 400)), ("rocket.jpg", None)):
-        paths.append(tmp_path / f"{len(paths)}.png")  # which every decoder reads alike
-        with Image.open(examples / name) as image:
-            image.convert("RGB").crop(box or (0, 0, *image.size)).save(paths[-1])
+    file = package / f"{OCR}PP-OCRv4_det_infer.onnx"
+    parts = [("chelsea.png", (0, 0, 451, 300)), ("coffee.png", (50, 0, 250, 400)), ("rocket.jpg", None)]
+    paths = saved(tmp_path / "pictures", parts_of(examples, *parts))
     utils = file.parents[1] / "ch_ppocr_det" / "utils.py"
     command = [sys.executable, "-c", PREPARE, utils, kind, str(limit), tmp_path / "inputs.npz", *paths]
     subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(opencv)}, timeout=600)

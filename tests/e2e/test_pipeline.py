@@ -131,17 +131,12 @@ def test_a_report_has_the_cost_of_its_query(plan, settings, examples):
     assert 0 < best.score <= 1
 
 
-def test_there_is_no_report_before_the_first_query(plan, settings):
+def test_there_is_no_report_before_the_first_query_and_no_query_behind_the_end(plan, settings):
     with serfer.open(plan, settings=settings) as pipeline:
         with pytest.raises(UsageError, match="no query yet"):
             _ = pipeline.last_report
         pipeline.run(batch())
         assert pipeline.last_report.model == "small"
-
-
-def test_a_closed_pipeline_is_refused(plan, settings):
-    pipeline = serfer.open(plan, settings=settings)
-    pipeline.close()
     pipeline.close()
     with pytest.raises(UsageError, match="closed"):
         pipeline.run(batch())

@@ -120,14 +120,6 @@ def test_an_image_that_was_never_read_may_be_replaced_by_another(serfer, command
     assert_equal(read(tmp_path / "result.tif"), expected(pixels(HEIGHT, WIDTH)))
 
 
-def test_a_result_that_exists_is_refused_unless_it_may_be_replaced(serfer, command, tmp_path):
-    (tmp_path / "result.tif").write_bytes(b"precious")
-    serfer(*command).ends(3, "result.tif exists")
-    assert (tmp_path / "result.tif").read_bytes() == b"precious"
-    assert serfer(*command, "--overwrite").code == 0
-    assert_equal(read(tmp_path / "result.tif"), expected(pixels(HEIGHT, WIDTH)))
-
-
 @pytest.fixture
 def begun(command, before_part, serfer, tmp_path):
     """A map that was stopped after seven windows."""

@@ -197,17 +197,10 @@ def test_a_process_that_is_killed_while_it_writes_leaves_whole_parts_only(tmp_pa
         before = len(done)
 
 
-def test_a_second_process_is_refused_until_the_first_ends(tmp_path):
-    with parts_of(tmp_path), pytest.raises(UnavailableError, match="is in use"):
+def test_parts_in_use_are_refused_until_they_are_closed(tmp_path):
+    with parts_of(tmp_path), pytest.raises(UnavailableError, match="is in use by another process"):
         parts_of(tmp_path)
     parts_of(tmp_path).close()
-    folder = tmp_path / "parts"
-    with subprocess.Popen([sys.executable, "-c", KILLED, folder], stdout=subprocess.PIPE) as process:
-        assert process.stdout.readline() == b"ready\n"
-        with pytest.raises(UnavailableError, match="is in use by another process"):
-            ResultParts.create_or_resume(folder, {"job": 1}, MANY)
-        process.kill()
-    ResultParts.create_or_resume(folder, {"job": 1}, MANY).close()
 
 
 @pytest.mark.parametrize(

@@ -52,12 +52,6 @@ def serfer(capsys, monkeypatch):
 
 
 @pytest.fixture
-def serfer_command(serfer):
-    """The same, for modules that have the package under its name."""
-    return serfer
-
-
-@pytest.fixture
 def report_of(serfer):
     """Run a command that has to succeed: its report."""
     return lambda *command: serfer(*command, "--json").ends(0).report

@@ -238,14 +238,14 @@ def test_clipping_and_other_bands_than_colours_have_no_levels():
     assert levels_by_image(known, ImageNormalisation((1, 99), clip=True), Levels(1.0, (0.0,), (1.0,))) is None
 
 
-def test_stored_values_reach_the_network_whatever_the_full_scale_of_their_type(serfer_command, plan, tmp_path):
+def test_stored_values_reach_the_network_whatever_the_full_scale_of_their_type(serfer, plan, tmp_path):
     values = pixels(HEIGHT, WIDTH).astype(np.uint16) * 100
     levels = tmp_path / "pixels.toml"
     levels.write_text("stored_values = true\nmean = [9000, 8000, 7000]\nstd = [3000, 4000, 5000]\n")
     described = shutil.copytree(plan, tmp_path / "plan")
     package.describe(described, preprocess=read_preprocess(levels, resized=False))
     command = ("map", write(tmp_path / "image.tif", values), "--plan", described, "--out", tmp_path / "out.tif")
-    serfer_command(*command, "--workers", "inprocess").ends(0)
+    serfer(*command, "--workers", "inprocess").ends(0)
     mean, std = np.array([9000, 8000, 7000]), np.array([3000, 4000, 5000])
     assert_equal(read(tmp_path / "out.tif"), on_the_whole((values - mean[:, None, None]) / std[:, None, None]))
-    serfer_command(*command, "--set", "full_scale=4095", "--overwrite").ends(2, "leave full_scale out")
+    serfer(*command, "--set", "full_scale=4095", "--overwrite").ends(2, "leave full_scale out")

@@ -8,7 +8,7 @@ import rasterio
 from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 
-import serfer
+import serfer as package
 from serfer.core.errors import InputError, SerferError
 from serfer.core.geometry import Rect, Span
 from serfer.core.plan.windows import AxisWindow, AxisWindows
@@ -50,26 +50,26 @@ def disagreeing(crop=8):
 def mapped(net, size, folder, values, window=None, mask=None, **profile):
     """Map an image and return the report and the open result."""
     path = net.save(folder / "net.onnx")
-    serfer.map_plan(path, [size], folder / "plan", window=window or "auto", channels=net.channels)
+    package.map_plan(path, [size], folder / "plan", window=window or "auto", channels=net.channels)
     image = write(folder / "image.tif", values, **{"crs": UTM, "transform": WHERE, **profile})
     if mask is not None:
         with rasterio.Env(GDAL_TIFF_INTERNAL_MASK=True), rasterio.open(image, "r+") as dataset:
             dataset.write_mask((~mask * 255).astype("uint8"))
-    report = serfer.map(image, folder / "plan", folder / "out.tif", workers="inprocess", overwrite=True, restart=True)
+    report = package.map(image, folder / "plan", folder / "out.tif", workers="inprocess", overwrite=True, restart=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
         with rasterio.open(folder / "out.tif") as result:
             return report, result.read(), result.transform, result.crs
 
 
-def test_a_map_plan_says_what_an_image_costs_and_needs_no_resizing(serfer_command, tmp_path):
+def test_a_map_plan_says_what_an_image_costs_and_needs_no_resizing(serfer, tmp_path):
     (tmp_path / "pixels.toml").write_text('channels = "RGB"\nmean = [0.5, 0.5, 0.5]')
     net = Network(channels=3)
     net.conv("image", (3, 3), channels=3)
     path = net.save(tmp_path / "net.onnx")
     described = ("--preprocess", tmp_path / "pixels.toml", "--set", "window=512")
     command = ("map-plan", path, "--out", tmp_path / "plan", *described)
-    done = serfer_command(*command, "--size", "1000x1000", "--size", "10001x10000").ends(0)
+    done = serfer(*command, "--size", "1000x1000", "--size", "10001x10000").ends(0)
     assert "an image of 1,000 x 1,000 pixels: 4 windows, $" in done.out
     assert "of images with more than 100,000,000 pixels, interlaced PNG and progressive JPEG are refused" in done.err
     assert len(done.out.splitlines()) == 3

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -221,10 +221,10 @@ class Result:
     code: int
     out: str
     err: str
-    lines: list[str] = field(init=False)
 
-    def __post_init__(self):
-        object.__setattr__(self, "lines", self.out.splitlines())
+    @property
+    def lines(self):
+        return self.out.splitlines()
 
     def complains(self, code, *words):
         """Check the exit code and the one line on standard error, and return that line."""

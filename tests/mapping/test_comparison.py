@@ -1,13 +1,12 @@
 """A map is compared with the network itself, in one piece on parts of the image, before its result is written."""
 
-import hashlib
 from dataclasses import replace
 
 import numpy as np
+import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import TensorProto, helper
 
 import serfer as package
 from serfer.core.geometry import Span
@@ -17,7 +16,7 @@ from serfer.core.plan.windows import ImageWindows
 from serfer.mapping import image_job
 from serfer.mapping.comparison import places_of
 from serfer.mapping.results import RasterTarget
-from serfer.plan_directory import load_plan, write_plan
+from serfer.plan_directory import file_sha256, load_plan, write_plan
 from tests.mapping.networks import Network
 from tests.mapping.plans import HEIGHT, WIDTH, WINDOW, assert_equal, axis, expected, make_map_plan, map_command, read
 from tests.raster.files import pixels, write
@@ -218,14 +217,10 @@ def test_what_cannot_be_compared_is_mapped_and_says_why(serfer, tmp_path):
 def test_a_network_that_does_not_run_in_one_piece_costs_no_map(serfer, tmp_path):
     make_map_plan(tmp_path / "plan")
     plan = load_plan(tmp_path / "plan")
-    wrong = helper.make_node("Reshape", ["input0", "five"], ["map"])  # of a part that has not five values
-    five = helper.make_tensor("five", TensorProto.INT64, [1], [5])
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("input0", "map")]
-    graph = helper.make_graph([wrong], "wrong", ends[:1], ends[1:], [five])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    data = model.SerializeToString()
-    (tmp_path / "plan" / plan.unsplit.path).write_bytes(data)
-    unsplit = replace(plan.unsplit, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+    head, path = '<ir_version: 10, opset_import: ["": 20]> net', tmp_path / "plan" / plan.unsplit.path
+    nodes = "{ five = Constant <value_ints = [5]> () map = Reshape (input0, five) }"  # parts have not five values
+    onnx.save(onnx.parser.parse_model(f"{head} (float input0) => (float map) {nodes}"), path)
+    unsplit = replace(plan.unsplit, bytes=path.stat().st_size, sha256=file_sha256(path))
     write_plan(sealed(replace(plan, unsplit=unsplit)), tmp_path / "plan")
     image = write(tmp_path / "image.tif", pixels(HEIGHT, WIDTH))
     done = serfer(*map_command(image, tmp_path / "plan", tmp_path / "out.tif")).ends(0)

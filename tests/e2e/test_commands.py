@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import onnx
 import pytest
@@ -182,11 +183,8 @@ def tampered(plan, tmp_path):
     last.output[:] = ["before"]
     model.graph.node.append(helper.make_node("Neg", ["before"], [name], "tampered"))
     path.write_bytes(model.SerializeToString())
-    old = load_plan(plan)
-    artefact = Artefact("unsplit.onnx", path.stat().st_size, file_sha256(path))
-    fields = {name: getattr(old, name) for name in old.__slots__}
-    new = sealed(type(old)(**{**fields, "unsplit": artefact}))
-    write_plan(new, directory)
+    unsplit = Artefact("unsplit.onnx", path.stat().st_size, file_sha256(path))
+    write_plan(sealed(replace(load_plan(plan), unsplit=unsplit)), directory)
     return directory
 
 

@@ -59,7 +59,7 @@ def test_the_first_answer_is_shown_by_parts(serfer_here, plan, tmp_path):
     first = sum(stage["ms"] for stage in prices["cold_query"]["stages"])
     for command in ("explain", "cost"):
         shown = serfer_here(command, own)
-        assert len([line for line in shown.lines if re.match(r"stage-\d +fetched ", line)]) == 3
+        assert len([line for line in shown.lines if re.match(r"\s*stage-\d\s+fetched\s", line)]) == 3
         assert f"every environment is cold, as predicted: {first:,.0f} ms" in shown.out
     assert "environments fetch them when they start" in serfer_here("explain", own).out
     assert (prices["burst"]["queries"], prices["burst"]["environments"]) == (1000, 4000)

@@ -19,6 +19,7 @@ STORES = (None, "memory://", "file:///tmp/x", "redis://h", "rediss://h", "redis+
         (Choices("memory://", "aws", "push"), "memory:// cannot be reached by functions in AWS"),
         (Choices("file:///x", "aws", "push"), "file:// cannot be reached by functions in AWS"),
         (Choices(None, "aws", "push"), "--workers aws needs --store"),
+        (Choices(None, "local", "push", stack="demo"), "--stack names functions in AWS"),
         (Choices(None, "inprocess", "stepfunctions"), "engine=stepfunctions invokes functions"),
         (Choices(None, "inprocess", "stepfunctions-express"), "engine=stepfunctions-express invokes functions"),
         (Choices("redis://h", "aws", "push", "file:///x"), "object_store file:// cannot be reached"),

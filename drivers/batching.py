@@ -14,12 +14,11 @@ from dataclasses import dataclass
 
 from serfer.core.costs.vcpus import compute_seconds, vcpus
 from serfer.core.plan import Plan, Stage, Tile
+from serfer.core.units import FLOAT_BYTES, MS_PER_S
 
 MOST_IMAGES = 16
 _MACS_PER_WEIGHT = 8.0  # above that, an image's own arithmetic takes longer than reading the weights
-_WEIGHT_BYTES = 4
 _SPARE_SHARE = 0.5  # of the time that a query has to spare: predictions are not promises
-_MS_PER_S = 1000
 
 
 def batchable(stage: Stage) -> bool:
@@ -28,7 +27,7 @@ def batchable(stage: Stage) -> bool:
     It does for an untiled stage, and for columns of vectors, if they do few multiplications with each weight.
     """
     vectors = all(shape.flat for shape in stage.outputs)
-    weights = sum(function.bytes for function in stage.functions) / _WEIGHT_BYTES  # small ones stand in the graph
+    weights = sum(function.bytes for function in stage.functions) / FLOAT_BYTES  # small ones stand in the graph
     return (stage.grid.tiles == 1 or vectors) and stage.macs <= _MACS_PER_WEIGHT * weights
 
 
@@ -69,9 +68,7 @@ class Batching:
 
 def plan_batching(plan: Plan, memory_per_vcpu: int, concurrency: int, most: int = MOST_IMAGES) -> Batching:
     rounds = [-(-stage.grid.tiles // concurrency) for stage in plan.stages]
-    seconds = [
-        (stage.predicted_ms or 0.0) / _MS_PER_S * times for stage, times in zip(plan.stages, rounds, strict=True)
-    ]
+    seconds = [(stage.predicted_ms or 0.0) / MS_PER_S * times for stage, times in zip(plan.stages, rounds, strict=True)]
     terms = {
         number: BatchTerms(max(_image_s(stage, tile, memory_per_vcpu) for tile in stage.tiles), sum(seconds[number:]))
         for number, stage in enumerate(plan.stages)
@@ -86,4 +83,4 @@ def _image_s(stage: Stage, tile: Tile, memory_per_vcpu: int) -> float:
     0 for a plan without explanation.json, of which nothing is predicted.
     """
     granted = vcpus(stage.memory_mb, memory_per_vcpu)
-    return float(compute_seconds(tile.serial_ms or 0.0, tile.parallel_ms or 0.0, granted)) / _MS_PER_S
+    return float(compute_seconds(tile.serial_ms or 0.0, tile.parallel_ms or 0.0, granted)) / MS_PER_S

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol, cast
 
 from serfer.core.errors import StoreUnavailableError
@@ -107,13 +107,7 @@ class Overheads:
     warm_ups: tuple[WarmUpRecord, ...] = ()
 
     def __add__(self, other: Overheads) -> Overheads:
-        return Overheads(
-            self.retries + other.retries,
-            self.hedges + other.hedges,
-            self.restarts + other.restarts,
-            self.counts + other.counts,
-            self.warm_ups + other.warm_ups,
-        )
+        return Overheads(*(getattr(self, item.name) + getattr(other, item.name) for item in fields(self)))
 
 
 @dataclass(frozen=True)

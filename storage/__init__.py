@@ -3,14 +3,10 @@
 import pkgutil
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
 from serfer.core.errors import UsageError
 from serfer.storage.store import Range, Store
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
 
 __all__ = ["Range", "Store", "check_known", "distribution", "open_store", "redact", "schemes"]
 
@@ -59,13 +55,12 @@ def distribution(url: str) -> str | None:
 
     None for a built-in store, and for one that is unknown.
     """
-    from importlib.metadata import entry_points  # noqa: PLC0415  as below
+    from serfer.plug_ins import plugged_in  # noqa: PLC0415  as below
 
-    plugged_in = schemes(url) - _BUILT_IN.keys()
-    for entry in entry_points(group="serfer.stores"):
-        if entry.name in plugged_in and entry.dist:
-            return entry.dist.name
-    return None
+    used = schemes(url) - _BUILT_IN.keys()
+    return next(
+        (entry.dist.name for entry in plugged_in("serfer.stores").values() if entry.name in used and entry.dist), None
+    )
 
 
 def redact(url: str) -> str:
@@ -79,19 +74,12 @@ def _opener(scheme: str) -> Callable[[str], Store]:
     if scheme in _BUILT_IN:
         built_in: Callable[[str], Store] = pkgutil.resolve_name(_BUILT_IN[scheme])
         return built_in
-    from importlib.metadata import entry_points  # noqa: PLC0415  it costs a cold start 20 ms
+    from serfer.plug_ins import load_entry, plugged_in  # noqa: PLC0415  it costs a cold start 20 ms
 
-    plugged_in = entry_points(group="serfer.stores")
-    if scheme in plugged_in.names:
-        return _load_store(plugged_in[scheme])
-    known = ", ".join(f"{name}://" for name in sorted({*_BUILT_IN, *plugged_in.names}))
+    others = plugged_in("serfer.stores")
+    if scheme in others:
+        opener: Callable[[str], Store] = load_entry(others[scheme])
+        return opener
+    known = ", ".join(f"{name}://" for name in sorted({*_BUILT_IN, *others}))
     shown = repr(scheme + "://") if scheme else "what has no scheme"  # the rest may hold a secret anywhere
     raise UsageError(f"no store is known for {shown}: use one of {known}")
-
-
-def _load_store(entry: "EntryPoint") -> Callable[[str], Store]:
-    try:
-        opener: Callable[[str], Store] = entry.load()
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"the store of {entry.name}:// cannot be loaded from {entry.value!r}: {error}") from error
-    return opener

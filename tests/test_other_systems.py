@@ -109,7 +109,7 @@ NEED_LINUX = {
     "serfer/fleet/provisioners/local.py": "processes of a pool on this machine",
     "lambdas/bootstrap.py": "a function of Lambda",
     "lambdas/model_stream.py": "a stage's function has no serfer/system.py; elsewhere its pipe has the usual size",
-    "storage/file/inotify.py": "the same; elsewhere it looks every 20 ms",
+    "storage/file/exchange.py": "the same; elsewhere it looks every 20 ms",
 }
 """Where names that only Linux has may stand, and why."""
 

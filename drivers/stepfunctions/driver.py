@@ -22,6 +22,7 @@ from serfer.core.plan.answers import verified_parts
 from serfer.core.plan.pixels import normalised_crop
 from serfer.core.plan.sized_plan import check_one_size
 from serfer.core.run_machine import FailureKind, Retry
+from serfer.core.units import MS_PER_S
 from serfer.core.wire import Crop
 from serfer.drivers.clock import LOOP_CLOCK, Clock, timeout_at
 from serfer.drivers.dispatching.priority_semaphore import PrioritySemaphore
@@ -30,8 +31,6 @@ from serfer.drivers.query_store import STRAGGLER_S, QueryStore
 from serfer.drivers.stepfunctions.client import CONCURRENCY, KINDS, Client, Executions, Outcome
 from serfer.drivers.stepfunctions.result import error_of, parse_output, stage_runs
 from serfer.storage.store import Store
-
-_MS_PER_S = 1000
 
 
 class StepFunctionsDriver(QueryDriver):
@@ -56,7 +55,7 @@ class StepFunctionsDriver(QueryDriver):
         if kind not in KINDS:
             raise UsageError(f"a state machine is {' or '.join(KINDS)}, not {kind!r}")
         check_one_size(plan, "state machines")
-        predicted_s = [stage.predicted_ms / _MS_PER_S for stage in plan.stages if stage.predicted_ms is not None]
+        predicted_s = [stage.predicted_ms / MS_PER_S for stage in plan.stages if stage.predicted_ms is not None]
         self.plan, self.store, self.retry, self.clock = plan, store, retry or Retry(), clock
         self.executions = Executions(client, arn, kind, concurrency, clock)
         self.tiles = [stage.grid.tiles for stage in plan.stages]
@@ -89,7 +88,7 @@ class StepFunctionsDriver(QueryDriver):
         except TimeoutError as error:
             if not limit.expired():
                 raise
-            raise DeadlineError(f"no answer by the deadline of {deadline_s * _MS_PER_S:.0f} ms: allow more") from error
+            raise DeadlineError(f"no answer by the deadline of {deadline_s * MS_PER_S:.0f} ms: allow more") from error
 
     def _as_floats(self, crops: Sequence[Crop], batch: int) -> list[Crop]:
         """Return crops without levels, which a state machine's tasks do not have: pixels that had some as float32."""

@@ -12,12 +12,12 @@ from typing import Any
 
 from serfer.core.errors import DeadlineError, InputError, QueryError, SerferError
 from serfer.core.run_machine import Attempt, Failure, FailureKind, StageRun, TileRun, TileState, query_error
+from serfer.core.units import MS_PER_S
 from serfer.core.wire import Report, decode_report
 from serfer.drivers.stepfunctions.asl import MOST_STATE_BYTES, THROTTLED
 from serfer.drivers.stepfunctions.client import Outcome
 
 _SHOWN = 500  # characters of an unknown error
-_MS_PER_S = 1000
 _PLACE = re.compile(r"stage (\d{1,9}), tile (\d{1,9}): (\{.*)", re.DOTALL)
 _KINDS = {
     THROTTLED: FailureKind.THROTTLED,
@@ -165,7 +165,7 @@ def _stage_starts(output: Output, started: float, ended: float) -> list[float]:
 
 def _stage_run(entries: Sequence[Entry], start: float, end: float, clock: Callable[[float], float]) -> StageRun:
     requested = [start if entry.at is None else clock(entry.at) for entry in entries]
-    due = [time + entry.report.billed_ms / _MS_PER_S for time, entry in zip(requested, entries, strict=True)]
+    due = [time + entry.report.billed_ms / MS_PER_S for time, entry in zip(requested, entries, strict=True)]
     way = max(0.0, end - max(due))
     tiles = [
         _tile_run(entry, time, min(end, ready + way))

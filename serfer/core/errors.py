@@ -128,8 +128,6 @@ class ResultGoneError(InputError):
 class BrokenPlanError(TaskFailedError, PlanError):
     """A function could not do its part of the plan: a file is missing there, or its graph cannot be computed."""
 
-    exit_code = PlanError.exit_code
-
 
 class UnavailableError(SerferError):
     """Something that the work needs cannot be reached."""
@@ -223,19 +221,13 @@ class ServiceError(SerferError):
 class KeyRefusedError(ServiceError, UsageError):
     """The service wants an API key, or does not know the one it was given."""
 
-    exit_code = UsageError.exit_code
-
 
 class RequestRefusedError(ServiceError, InputError):
     """The service finds the request unusable: an image that it cannot decode, too much of it, an unknown name."""
 
-    exit_code = InputError.exit_code
-
 
 class ServiceUnavailableError(ServiceError, UnavailableError):
     """The service cannot be reached, is not ready, or has no room now: asked again later, it may answer."""
-
-    exit_code = UnavailableError.exit_code
 
 
 class ServiceDeadlineError(ServiceError, DeadlineError):

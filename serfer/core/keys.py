@@ -155,19 +155,7 @@ class StoreCounts:
     exists: int = 0
 
     def __add__(self, other: StoreCounts) -> StoreCounts:
-        return StoreCounts(
-            self.bytes_put + other.bytes_put,
-            self.bytes_get + other.bytes_get,
-            self.puts + other.puts,
-            self.gets + other.gets,
-            self.exists + other.exists,
-        )
+        return StoreCounts(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
 
     def __sub__(self, other: StoreCounts) -> StoreCounts:
-        return StoreCounts(
-            self.bytes_put - other.bytes_put,
-            self.bytes_get - other.bytes_get,
-            self.puts - other.puts,
-            self.gets - other.gets,
-            self.exists - other.exists,
-        )
+        return StoreCounts(*(getattr(self, name) - getattr(other, name) for name in self.__slots__))

@@ -169,7 +169,7 @@ def test_a_full_record_has_room_again_when_a_retired_version_is_forgotten():
         (
             lambda record: record.with_version(network("b", variants=[variant("a-v1-fp32", "b")])),
             InputError,
-            "two variants of application faces have one name",
+            "two variants of application faces are named 'a-v1-fp32'",
         ),
         (lambda record: record.with_version(network("b", variants=[variant("x")])), InputError, "x is of net@1"),
         (lambda record: record.promoted({}, **WHO), UsageError, "needs a network"),

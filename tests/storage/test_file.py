@@ -156,7 +156,7 @@ class TestFile(StoreContract, CoordinationContract, ExchangeContract):
             assert [message.value for message in waiting.result()] == [b"new"]
 
     def test_without_inotify_a_wait_looks_now_and_then(self, exchange, monkeypatch):
-        monkeypatch.setattr("serfer.storage.file.inotify.ctypes.CDLL", lambda *_, **__: None)
+        monkeypatch.setattr("serfer.storage.file.exchange.ctypes.CDLL", lambda *_, **__: None)
         with ThreadPoolExecutor(1) as thread:
             assert exchange.receive("k", START, 0.05) == []
             waiting = thread.submit(exchange.receive, "k", START, 30)

@@ -43,7 +43,7 @@ def test_a_scheme_that_only_ends_like_another_is_not_taken_for_it(monkeypatch):
     mine = EntryPoints(
         [EntryPoint(name, "serfer.storage.memory:open_memory", "serfer.stores") for name in ("myfile", "inmemory")]
     )
-    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: mine.select(group=group))
+    monkeypatch.setattr("serfer.plug_ins.entry_points", lambda group: mine.select(group=group))
     Choices("myfile://x", "aws", "push").check()
     Choices("inmemory://x", "local", "push").check()
 

@@ -16,13 +16,11 @@ from typing import TYPE_CHECKING
 
 from serfer.core.costs.cost_model import HOURS_A_MONTH, PlanPrice, Platform, billed_usd, price_plan
 from serfer.core.plan import CONTAINER, WEIGHT_PLACES, explained
+from serfer.core.units import MB_PER_GB, S_PER_HOUR
 
 if TYPE_CHECKING:
     from serfer.core.costs.aws import LambdaFacts
     from serfer.core.plan import Plan
-
-_SECONDS_AN_HOUR = 3600
-_MB_PER_GB = 1024
 
 
 @dataclass(frozen=True)
@@ -163,8 +161,8 @@ def _way(plan: Plan, place: str, platform: Platform, memory_mb: int | None) -> S
 
 
 def _snapshots_usd(plan: Plan, platform: Platform, memory_mb: int | None) -> float:
-    gigabytes = sum((memory_mb or plan.stages[stage].memory_mb) / _MB_PER_GB for stage, _ in plan.functions)
-    return gigabytes * _SECONDS_AN_HOUR * HOURS_A_MONTH * platform.functions.price_snapstart_cached
+    gigabytes = sum((memory_mb or plan.stages[stage].memory_mb) / MB_PER_GB for stage, _ in plan.functions)
+    return gigabytes * S_PER_HOUR * HOURS_A_MONTH * platform.functions.price_snapstart_cached
 
 
 def _fits(plan: Plan, place: str, platform: Platform) -> bool:

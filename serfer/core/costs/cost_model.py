@@ -43,7 +43,7 @@ from serfer.core.costs.cold_starts import ColdStart, StepTimes, cold_start, crit
 from serfer.core.costs.vcpus import compute_seconds, vcpus
 from serfer.core.inline_outputs import CROP_BYTES
 from serfer.core.plan import CACHE, INLINE, OBJECTS, ZIP, Gang, Piece, Plan, Shape, Stage, Tile, explained, stored_bytes
-from serfer.core.units import MS_PER_S
+from serfer.core.units import MB_PER_GB, MS_PER_S
 
 DISPATCH_SECONDS = 2.8e-4
 """A driver's processor time to sign and send one invocation, as measured on the development machine."""
@@ -57,7 +57,6 @@ MEASURED_MEMBERS = 2
 """Members of the widest gangs whose predictions agreed with measurements (docs/explanation/planner.md)."""
 _BASE64 = 4 / 3
 _NEAR_S = 0.005  # of a request, up to which large crops go through a store (serfer/wiring): S3 takes longer
-_MB_PER_GB = 1024
 _STEPS = 200  # of a distribution, for each mean of an invocation's tail
 _COLD_STEPS = 200_000  # of a distribution at most, for all cold starts together
 HOURS_A_MONTH = 730
@@ -233,7 +232,7 @@ def starting_usd(
 def start_usd(tasks: int, memory_mb: int, start: ColdStart, functions: LambdaFacts, *, first: bool) -> float:
     """Price the same of starts that may be restored from a snapshot, which is paid by the GB."""
     usd = float(starting_usd(tasks, memory_mb, start.billed_seconds, functions, first=first))
-    restored = tasks * memory_mb / _MB_PER_GB * functions.price_snapstart_restored if start.restored else 0.0
+    restored = tasks * memory_mb / MB_PER_GB * functions.price_snapstart_restored if start.restored else 0.0
     return usd + restored
 
 
@@ -345,7 +344,7 @@ def start_skew(members: int, functions: LambdaFacts) -> float:
 def billed_usd(memory_mb: Floats | float, seconds: Floats | float, functions: LambdaFacts) -> Floats:
     """Price memory times time, each duration rounded up to the millisecond."""
     milliseconds = np.ceil(np.round(np.asarray(seconds) * MS_PER_S, 9))
-    return np.asarray(memory_mb) / _MB_PER_GB * milliseconds / MS_PER_S * functions.price_gb_second
+    return np.asarray(memory_mb) / MB_PER_GB * milliseconds / MS_PER_S * functions.price_gb_second
 
 
 def invoke_seconds(tasks: int, functions: LambdaFacts) -> float:
@@ -358,7 +357,7 @@ def invocation_usd(memory_mb: int, milliseconds: float, facts: LambdaFacts, shar
 
     Of an invocation that `shared` queries' tasks had together this is one task's part, `milliseconds` its own share.
     """
-    gb_seconds = memory_mb / _MB_PER_GB * math.ceil(milliseconds * shared) / shared / MS_PER_S
+    gb_seconds = memory_mb / MB_PER_GB * math.ceil(milliseconds * shared) / shared / MS_PER_S
     return facts.price_request / shared + gb_seconds * facts.price_gb_second
 
 
@@ -451,11 +450,11 @@ class GangPrice(StagePrice):
 
     @property
     def billed_gb_s(self) -> float:
-        return self.memory_mb / _MB_PER_GB * self.billed_s
+        return self.memory_mb / MB_PER_GB * self.billed_s
 
     @property
     def waiting_gb_s(self) -> float:
-        return self.memory_mb / _MB_PER_GB * self.waiting_s
+        return self.memory_mb / MB_PER_GB * self.waiting_s
 
 
 @dataclass(frozen=True)
@@ -548,17 +547,13 @@ def price_gang(load: GangLoad, memory_mb: int, platform: Platform) -> GangPrice:
     billed = float(seconds) - driver - invoke_seconds(1, platform.functions)
     exchanging = sum(sum(map(np.sum, exchange.own_seconds(platform))) for exchange in load.exchanges)
     busy = members * TASK_SECONDS + compute.sum() + exchanging + sum(map(np.sum, moving_seconds(outer, platform)))
-    through = [traffic for traffic, _ in outer.through(platform)]
     return GangPrice(
         members,
         memory_mb,
         float(seconds),
         float(usd),
         members * billed,
-        sum(int(traffic.bytes_read.sum()) for traffic in through),
-        sum(int(traffic.ranges.sum()) for traffic in through),
-        sum(int(traffic.bytes_written.sum()) for traffic in through),
-        int((outer.carried_in + outer.carried_out).sum()),
+        *_sum_traffic(outer, platform),
         exchanges=sum(bool(exchange.messages.any()) for exchange in load.exchanges),
         bytes_exchanged=sum(int(exchange.bytes_sent.sum()) for exchange in load.exchanges),
         waiting_s=members * billed - float(busy),
@@ -568,18 +563,19 @@ def price_gang(load: GangLoad, memory_mb: int, platform: Platform) -> GangPrice:
 def _stage_priced(load: StageLoad, memory_mb: int, platform: Platform) -> StagePrice:
     load = load.placed(platform)
     seconds, usd = stage_price(load, memory_mb, platform)
+    billed = float(task_seconds(load, memory_mb, platform).sum())
+    moved = _sum_traffic(load, platform)
+    return StagePrice(load.tasks, memory_mb, float(seconds), float(usd), billed, *moved)
+
+
+def _sum_traffic(load: StageLoad, platform: Platform) -> tuple[int, int, int, int]:
+    """Return the bytes read, ranges, bytes written and bytes carried of a placed load."""
     through = [traffic for traffic, _ in load.through(platform)]
-    return StagePrice(
-        load.tasks,
-        memory_mb,
-        float(seconds),
-        float(usd),
-        float(task_seconds(load, memory_mb, platform).sum()),
-        sum(int(traffic.bytes_read.sum()) for traffic in through),
-        sum(int(traffic.ranges.sum()) for traffic in through),
-        sum(int(traffic.bytes_written.sum()) for traffic in through),
-        int((load.carried_in + load.carried_out).sum()),
+    read, ranges, written = (
+        sum(int(getattr(traffic, name).sum()) for traffic in through)
+        for name in ("bytes_read", "ranges", "bytes_written")
     )
+    return read, ranges, written, int((load.carried_in + load.carried_out).sum())
 
 
 def plan_load(plan: Plan, number: int) -> StageLoad:

@@ -287,16 +287,7 @@ class StatisticsPass:
         return sum(map_.partial_size for map_ in self.maps)
 
     def of(self, height: int, width: int) -> ImageWindows:
-        if self.rules is not None:
-            axes = self.rules.of(height, width)
-            if axes is None:
-                raise InputError(self.rules.reason(height, width))
-            return ImageWindows(*axes, self.tiles)
-        [rows], [cols] = (
-            [axis for axis in axes if axis.size == size]
-            for axes, size in ((self.heights, height), (self.widths, width))
-        )
-        return ImageWindows(rows, cols, self.tiles)
+        return _image_windows(self, height, width, "the image")
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,20 +369,7 @@ class Windows:
 
     def of(self, height: int, width: int, name: str = "the image") -> ImageWindows:
         """Return the windows of an image of a name; raises InputError for a size that the plan is not for."""
-        if self.rules is not None:
-            axes = self.rules.of(height, width)
-            if axes is None:
-                raise InputError(f"{name} has {height} x {width} pixels, and {self.rules.reason(height, width)}")
-            return ImageWindows(*axes, self.tiles)
-        rows = next((axis for axis in self.heights if axis.size == height), None)
-        cols = next((axis for axis in self.widths if axis.size == width), None)
-        if rows is None or cols is None:
-            heights, widths = (" or ".join(str(axis.size) for axis in axes) for axes in (self.heights, self.widths))
-            raise InputError(
-                f"{name} has {height} x {width} pixels, and this plan is for heights of {heights} and widths of "
-                f"{widths}: make a plan with --size {height}x{width}"
-            )
-        return ImageWindows(rows, cols, self.tiles)
+        return _image_windows(self, height, width, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -457,6 +435,23 @@ class ImageWindows:
 
     def __iter__(self) -> Iterator[ImageWindow]:
         return (self[number] for number in range(len(self)))
+
+
+def _image_windows(plan: Windows | StatisticsPass, height: int, width: int, name: str) -> ImageWindows:
+    if plan.rules is not None:
+        axes = plan.rules.of(height, width)
+        if axes is None:
+            raise InputError(f"{name} has {height} x {width} pixels, and {plan.rules.reason(height, width)}")
+        return ImageWindows(*axes, plan.tiles)
+    rows = next((axis for axis in plan.heights if axis.size == height), None)
+    cols = next((axis for axis in plan.widths if axis.size == width), None)
+    if rows is None or cols is None:
+        heights, widths = (" or ".join(str(axis.size) for axis in axes) for axes in (plan.heights, plan.widths))
+        raise InputError(
+            f"{name} has {height} x {width} pixels, and this plan is for heights of {heights} and widths of {widths}: "
+            f"make a plan with --size {height}x{width}"
+        )
+    return ImageWindows(rows, cols, plan.tiles)
 
 
 def _own_span(windows: tuple[AxisWindow, ...], number: int) -> Span:

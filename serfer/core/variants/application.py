@@ -132,7 +132,7 @@ class Application:
             if (entry.network, entry.version) == (network, number):
                 return entry
         known = ", ".join(f"{entry.network}@{entry.version}" for entry in self.networks) or "nothing"
-        raise UsageError(f"application {self.name} has no {network}@{number}: it has {known}")
+        raise UsageError(f"application {self.name} has no {network:.64}@{number}: it has {known}")
 
     def release(self, number: int) -> Release:
         """Return a release; raises UsageError for one that is not remembered."""
@@ -171,8 +171,15 @@ class Application:
         number = 1 + max((version.version for version in self.versions(added.network)), default=0)
         if added.version != number:
             raise UsageError(f"the next version of {added.network} is {number}, not {added.version}")
-        _check_room(self, added)
+        if len(self.networks) >= MAX_NETWORKS:
+            raise InputError(
+                f"application {self.name} has {MAX_NETWORKS} network versions: retire some, and forget those (serfer "
+                "app retire --forget)"
+            )
+        if not 0 < len(added.variants) <= MAX_VARIANTS:
+            raise InputError(f"a network version has 1 to {MAX_VARIANTS} variants, not {len(added.variants)}")
         grown = replace(self, networks=(*self.networks, added))
+        _check_variants(grown)
         if number > 1:
             return grown
         live = self.live_release
@@ -187,7 +194,7 @@ class Application:
 
         Raises UsageError for versions that cannot answer.
         """
-        self._check_usable(networks)
+        self.check_usable(networks)
         number = 1 + max((earlier.number for earlier in self.releases), default=0)
         release = Release(number, dict(networks), created, by, why)
         releases = (*self.releases, release)[-MAX_RELEASES:]
@@ -199,13 +206,10 @@ class Application:
             raise UsageError(f"application {self.name} has no live release yet: promote one first")
         if self.canary is not None:
             raise UsageError(f"application {self.name} has a canary already: promote it or roll it back first")
-        self._check_usable(canary.networks)
+        self.check_usable(canary.networks)
         if self.live_release and canary.networks == self.live_release.networks:
             raise UsageError("the canary is what the live release has: choose another version")
         return replace(self, canary=canary)
-
-    def without_canary(self) -> Application:
-        return replace(self, canary=None)
 
     def with_canary_taken_back(self, why: str) -> Application:
         """Return the record without its canary, which was worse than the live release, and with the reason."""
@@ -219,7 +223,7 @@ class Application:
         Raises UsageError where there is no release to go back to. Rolling back twice leads to where it began.
         """
         if self.canary is not None:
-            return self.without_canary()
+            return replace(self, canary=None)
         live = self.live_release
         usable = [
             release
@@ -260,7 +264,8 @@ class Application:
     def artefacts(self) -> frozenset[str]:
         return frozenset(variant.artefact for network in self.networks for variant in network.variants)
 
-    def _check_usable(self, networks: Mapping[str, int]) -> None:
+    def check_usable(self, networks: Mapping[str, int]) -> None:
+        """Raise UsageError for versions that cannot answer queries, or for none."""
         if not networks:
             raise UsageError("a release needs a network")
         for network, number in networks.items():
@@ -269,25 +274,6 @@ class Application:
 
     def _answers(self, release: Release) -> bool:
         return not any(self.version(network, number).retired for network, number in release.networks.items())
-
-
-def _check_room(application: Application, added: NetworkVersion) -> None:
-    if len(application.networks) >= MAX_NETWORKS:
-        raise InputError(
-            f"application {application.name} has {MAX_NETWORKS} network versions: retire some, and "
-            "forget those (serfer app retire --forget)"
-        )
-    if not 0 < len(added.variants) <= MAX_VARIANTS:
-        raise InputError(f"a network version has 1 to {MAX_VARIANTS} variants, not {len(added.variants)}")
-    for variant in added.variants:
-        if (variant.network, variant.version) != (added.network, added.version):
-            raise InputError(
-                f"variant {variant.name} is of {variant.network}@{variant.version}, not of {added.network}"
-            )
-    taken = {variant.name for network in application.networks for variant in network.variants}
-    names = [variant.name for variant in added.variants]
-    if len(set(names)) < len(names) or taken.intersection(names):
-        raise InputError(f"two variants of application {application.name} have one name")
 
 
 def check_application(application: Application) -> None:
@@ -311,12 +297,12 @@ def _check_variants(application: Application) -> None:
             raise InputError(f"{network.network}@{network.version} has too many variants")
         for variant in network.variants:
             if variant.name in names:
-                raise InputError(f"two variants are named {variant.name!r:.100}")
+                raise InputError(f"two variants of application {application.name} are named {variant.name!r:.100}")
             names.add(variant.name)
             check_variant(variant)
             if (variant.network, variant.version) != (network.network, network.version):
                 raise InputError(
-                    f"variant {variant.name} is of {variant.network}@{variant.version}, but stands elsewhere"
+                    f"variant {variant.name} is of {variant.network}@{variant.version}, not of {network.network}"
                 )
 
 
@@ -341,14 +327,7 @@ def _check_releases(application: Application) -> None:
         raise InputError("there is a canary without a live release")
     live = [release.networks for release in application.releases if release.number == application.live]
     for networks in [*live, *([application.canary.networks] if application.canary else [])]:
-        _check_usable(application, networks)
-
-
-def _check_usable(application: Application, networks: Mapping[str, int]) -> None:
-    usable = {(entry.network, entry.version) for entry in application.networks if not entry.retired}
-    if missing := [
-        f"{network:.64}@{number}" for network, number in networks.items() if (network, number) not in usable
-    ]:
-        raise InputError(f"{missing[0]} should answer queries, but is not there or retired")
-    if not networks:
-        raise InputError("no network should answer queries")
+        try:
+            application.check_usable(networks)
+        except UsageError as error:
+            raise InputError(str(error)) from error

@@ -104,12 +104,14 @@ def _builder(kind: Any, lenient: bool) -> _Builder:  # noqa: ANN401, FBT001 - a 
         return lambda value: None if value is None else inner(value)
     if origin is tuple and arguments[-1] is Ellipsis:
         item = _builder(arguments[0], lenient)
-        return lambda value: tuple([_at(index, item, entry) for index, entry in enumerate(_list(value))])
+        return lambda value: tuple(
+            [_at(index, item, entry) for index, entry in enumerate(_expect(value, list, "a list"))]
+        )
     if origin is tuple:
         return _fixed_tuple([_builder(argument, lenient) for argument in arguments])
     if origin in (Mapping, dict):
         item = _builder(arguments[1], lenient)
-        return lambda value: {name: _at(name, item, entry) for name, entry in _object(value).items()}
+        return lambda value: {name: _at(name, item, entry) for name, entry in _expect(value, dict, "an object").items()}
     return _dataclass(kind, lenient=lenient) if is_dataclass(kind) else _single(kind)
 
 
@@ -121,15 +123,9 @@ def _at(key: str | int, builder: _Builder, value: Any) -> Any:  # noqa: ANN401 -
         raise
 
 
-def _object(value: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON value
-    if not isinstance(value, dict):
-        raise _MismatchError(f"should be an object, not {type(value).__name__}")
-    return value
-
-
-def _list(value: Any) -> list[Any]:  # noqa: ANN401 - any JSON value
-    if not isinstance(value, list):
-        raise _MismatchError(f"should be a list, not {type(value).__name__}")
+def _expect(value: Any, kind: type[T], words: str) -> T:  # noqa: ANN401 - any JSON value
+    if not isinstance(value, kind):
+        raise _MismatchError(f"should be {words}, not {type(value).__name__}")
     return value
 
 
@@ -173,7 +169,7 @@ def _bounded(base: _Builder, bounds: Bounds) -> _Builder:
 
 def _fixed_tuple(items: list[_Builder]) -> _Builder:
     def build(value: Any) -> tuple[Any, ...]:  # noqa: ANN401 - any JSON value
-        if len(_list(value)) != len(items):
+        if len(_expect(value, list, "a list")) != len(items):
             raise _MismatchError(f"should have {len(items)} items, not {len(value)}")
         return tuple([_at(index, item, entry) for index, (item, entry) in enumerate(zip(items, value, strict=True))])
 
@@ -187,7 +183,7 @@ def _dataclass(kind: Any, *, lenient: bool) -> _Builder:  # noqa: ANN401 - a dat
     required = {key for key, name, _ in builders if name not in optional}
 
     def build(value: Any) -> Any:  # noqa: ANN401 - any JSON value
-        given = _object(value).keys()
+        given = _expect(value, dict, "an object").keys()
         if missing := required - given:
             raise _MismatchError(f"lacks {_join_keys(missing)}")
         if not lenient and (unknown := given - known.keys()):

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from serfer.core.errors import PlanError
 from serfer.core.plan.detection import END2END, NMS, SELECTED, YOLOV5, YOLOV8, YOLOX, DetectionHead
-from serfer.core.report import DetectedObject, PredictedImage
+from serfer.core.report import PredictedImage
 
 Array = NDArray[Any]
 Corners = NDArray[np.float64]
@@ -98,8 +98,7 @@ def without_overlaps(boxes: Boxes, max_iou: float, most: int) -> NDArray[np.int6
 
 def box_areas(corners: Corners) -> NDArray[np.float64]:
     """Return the areas of boxes (K, 4), 0 where a side is negative."""
-    areas: NDArray[np.float64] = (corners[:, 2:] - corners[:, :2]).clip(0).prod(axis=1)
-    return areas
+    return np.asarray((corners[:, 2:] - corners[:, :2]).clip(0).prod(axis=1))
 
 
 def _yolov5(head: DetectionHead, values: Sequence[Array], size: tuple[int, int]) -> Boxes:
@@ -265,13 +264,9 @@ def coco(images: Sequence[PredictedImage], labels: Sequence[str]) -> CocoDataset
     """
     found = {box.index: box.label for image in images for box in image.boxes}
     classes = sorted({**found, **dict(enumerate(labels))}.items())
-    boxes = [(number, box) for number, image in enumerate(images, 1) for box in image.boxes]
+    boxes = [(number, box.index, box.score, box.box) for number, image in enumerate(images, 1) for box in image.boxes]
     return CocoDataset(
         tuple(CocoImage(number, image.name, image.height, image.width) for number, image in enumerate(images, 1)),
-        tuple(_annotation(number, image, box) for number, (image, box) in enumerate(boxes, 1)),
+        tuple(CocoAnnotation.of(number, *box) for number, box in enumerate(boxes, 1)),
         tuple(CocoCategory(index + 1, label) for index, label in classes),
     )
-
-
-def _annotation(number: int, image: int, found: DetectedObject) -> CocoAnnotation:
-    return CocoAnnotation.of(number, image, found.index, found.score, found.box)

@@ -130,8 +130,7 @@ def _has_classes(values: NDArray[Any]) -> bool:
 
 
 def _top(values: NDArray[Any]) -> NDArray[Any]:
-    top: NDArray[Any] = values.argmax(axis=1) if _has_classes(values) else np.rint(values)
-    return top
+    return np.asarray(values.argmax(axis=1) if _has_classes(values) else np.rint(values))
 
 
 def _span(values: NDArray[Any]) -> float:

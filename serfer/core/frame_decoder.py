@@ -171,13 +171,11 @@ class FrameDecoder:
             for s, (_, count, _) in zip(self.strides, self._order, strict=True)
         ]
         by_rank = [size for _, size in sorted(zip([rank for rank, _, _ in self._order], whole, strict=True))]
-        ordered: NDArray[np.int64] = np.cumsum([0, *by_rank[:-1]])[rank] + place
-        return ordered
+        return np.asarray(np.cumsum([0, *by_rank[:-1]])[rank] + place)
 
 
 def _differ(one: Boxes, other: Boxes) -> NDArray[np.bool_]:
-    differ: NDArray[np.bool_] = (one.corners != other.corners).any(axis=1) | (one.scores != other.scores)
-    return differ
+    return np.asarray((one.corners != other.corners).any(axis=1) | (one.scores != other.scores))
 
 
 def _numbers_among_equals(values: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -51,7 +51,6 @@ class Rect:
         return self.rows.contains(other.rows) and self.cols.contains(other.cols)
 
     def overlap(self, other: Rect) -> Rect | None:
-        """Return the rectangle that both cover, or None."""
         rows = Span(max(self.rows.start, other.rows.start), min(self.rows.stop, other.rows.stop))
         cols = Span(max(self.cols.start, other.cols.start), min(self.cols.stop, other.cols.stop))
         return Rect(rows, cols) if rows.size > 0 and cols.size > 0 else None

@@ -133,7 +133,6 @@ def read_tensors(document: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
 
 
 def read_shape(sizes: object) -> tuple[int, ...] | None:
-    """Return a shape, None for what is none."""
     if not isinstance(sizes, list) or len(sizes) > _MOST_AXES:
         return None
     return tuple(sizes) if all(type(size) is int and 0 <= size <= _MOST_SIZE for size in sizes) else None

@@ -87,20 +87,6 @@ def reply_key(query: str, stage: int, tile: int, number: int) -> str:
     return f"{output_key(query, stage, tile)}:r{number}"
 
 
-def check_result_id(result: str) -> str:
-    """Return `result` if it is a result's id: 32 hex digits; raises InputError."""
-    if not _RESULT.fullmatch(result):
-        raise InputError("a result's id must be 32 hex digits")
-    return result
-
-
-def check_owner(owner: str) -> str:
-    """Return `owner` if it may own results: 8 to 64 hex digits, or "local"; raises InputError."""
-    if not _OWNER.fullmatch(owner):
-        raise InputError('a result\'s owner must be 8 to 64 hex digits, or "local"')
-    return owner
-
-
 @dataclass(frozen=True, slots=True)
 class ResultPlace:
     """Where a query's answer is to lie, and for how many seconds; raises InputError for what cannot be a place."""
@@ -110,8 +96,10 @@ class ResultPlace:
     ttl: float = RESULT_TTL_S
 
     def __post_init__(self) -> None:
-        check_owner(self.owner)
-        check_result_id(self.id)
+        if not _OWNER.fullmatch(self.owner):
+            raise InputError('a result\'s owner must be 8 to 64 hex digits, or "local"')
+        if not _RESULT.fullmatch(self.id):
+            raise InputError("a result's id must be 32 hex digits")
         if not 0 < self.ttl <= MOST_RESULT_TTL_S:
             raise InputError(f"a result's lifetime must be above 0 and at most {MOST_RESULT_TTL_S:g} seconds")
 

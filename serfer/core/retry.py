@@ -72,15 +72,11 @@ def observe_retries(hook: RetryHook) -> Iterator[None]:
         _hooks.remove(hook)
 
 
-def _unlimited() -> float:
-    return math.inf
-
-
 def retry(
     call: Callable[[], T],
     policy: RetryPolicy,
     sleep: Callable[[float], object],
-    left_s: Callable[[], float] = _unlimited,
+    left_s: Callable[[], float] = lambda: math.inf,
 ) -> T:
     """Return what a call does; raises its last error once attempts, or the seconds that are left, are used up."""
     attempt = 1
@@ -99,7 +95,7 @@ async def retry_async(
     call: Callable[[], Awaitable[T]],
     policy: RetryPolicy,
     sleep: Callable[[float], Awaitable[object]],
-    left_s: Callable[[], float] = _unlimited,
+    left_s: Callable[[], float] = lambda: math.inf,
 ) -> T:
     """Do as `retry` does, on an event loop."""
     attempt = 1

@@ -134,7 +134,7 @@ class Report:
     @property
     def invocation_ms(self) -> float:
         """The billed duration of the invocation, with that of a member's later stages."""
-        return sum(report.init_ms + report.total_ms for report in (self, *self.later))
+        return sum(report.billed_ms for report in self.stages)
 
 
 class TaskError(NamedTuple):
@@ -428,9 +428,7 @@ def _plain_to_result(value: Any) -> Report | TaskError:  # noqa: ANN401 - any pl
 
 def _plain_to_report(plain: Any, *, nested: bool = False) -> Report:  # noqa: ANN401 - any plain value
     try:
-        later = (
-            tuple(_plain_to_report(later_plain, nested=True) for later_plain in plain["later"]) if not nested else ()
-        )
+        later = () if nested else tuple(_plain_to_report(entry, nested=True) for entry in plain["later"])
         report = Report(**{**plain, "counts": StoreCounts(**plain["counts"]), "later": later})
     except (TypeError, KeyError) as error:
         raise InputError("the function's answer is not a report; is it a function of this plan?") from error

@@ -22,8 +22,8 @@ from serfer.core.errors import (
     UsageError,
 )
 from serfer.core.geometry import Rect, Span
+from serfer.core.passes import window_statistics
 from serfer.core.plan.windows import ImageWindow, ImageWindows
-from serfer.core.statistics_sum import told
 from serfer.drivers.driver import RequestContext
 from serfer.mapping.estimate import WindowPrices
 from serfer.mapping.input import WindowInput
@@ -88,7 +88,7 @@ class MapTask:
 
     def vector(self, window: ImageWindow) -> bytes:
         plan = self.pipeline.plan.windows
-        statistics = self.statistics if self.number is None else told(self.statistics, window)
+        statistics = self.statistics if self.number is None else window_statistics(self.statistics, window)
         return plan.vector(statistics, window) if plan else b""
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.errors import InputError, UnavailableError
-from serfer.core.kept_maps import packed
+from serfer.core.passes import packed
 from serfer.core.plan.windows import IMAGE_READ, ImageWindow, ImageWindows, Windows
 from serfer.core.zarr import Axis, ChunkedArray
 from serfer.raster import ResultParts

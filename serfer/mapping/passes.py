@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.geometry import Rect
-from serfer.core.kept_maps import unpacked
+from serfer.core.passes import StatisticsSum, unpacked
 from serfer.core.plan.windows import ImageWindows, StatisticsPass
-from serfer.core.statistics_sum import StatisticsSum
 from serfer.mapping.engine import Engine, MapTask, Outcome
 from serfer.mapping.kept_maps import KeptInput, PassFiles
 from serfer.raster import ResultParts

@@ -7,9 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 from onnxruntime import OrtValue
 
-from serfer.core.kept_maps import packed, unpacked
+from serfer.core.passes import StatisticsSum, packed, unpacked, window_statistics
 from serfer.core.plan import IMAGE_READ, ImageWindow
-from serfer.core.statistics_sum import StatisticsSum, told
 from serfer.core.units import MIB
 from serfer.splitter.network.onnx_models import naming_failure, plain_options, session_of
 from serfer.splitter.network.source import Array
@@ -79,7 +78,7 @@ class WindowSessions:
                 ):
                     maps[first + number] = np.empty((kept_map.channels, rect.rows.stop, rect.cols.stop), np.float32)
                 for window in sorted(windows, key=lambda window: window.tile):
-                    known = np.frombuffer(told(statistics.tobytes(), window), np.float32)
+                    known = np.frombuffer(window_statistics(statistics.tobytes(), window), np.float32)
                     values = self._compute(image, window, known, pass_.reads, maps)[0].reshape(-1)
                     total.add(values)
                     shapes = [keep.shape(rect) for keep, rect in zip(pass_.keeps, window.keeps, strict=True)]

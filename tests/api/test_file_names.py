@@ -17,7 +17,8 @@ from serfer.api.http.tensors import TensorForm
 from serfer.api.routes.inference import signature_of
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import PlanError
-from serfer.core.plan import INPUT_AXES, FileTensors, dump_plan, parse_plan, sealed
+from serfer.core.plan import FileTensors, dump_plan, parse_plan, sealed
+from serfer.core.plan.model import INPUT_AXES
 from serfer.plan_directory import load_plan
 from serfer.variants.candidates import PlanRequest
 from serfer.variants.plans import NetworkOptions, make_plan, read_network

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from serfer.core.errors import InputError, PlanError
 from serfer.core.geometry import Grid, Rect, Span, even_parts, grid_rects
+from serfer.core.passes import StatisticsSum
 from serfer.core.plan import InputSizes, Pad, Preprocess, SideLimit
 from serfer.core.plan.statistics import (
     KINDS,
@@ -22,7 +23,6 @@ from serfer.core.plan.statistics import (
     partial_form,
 )
 from serfer.core.plan.windows import AxisEnd, AxisRule, AxisWindow, SizeRules, WindowRules, Windows
-from serfer.core.statistics_sum import StatisticsSum
 
 
 def rule(side=32, halo=6, unit=8, made=4, residues=None, kinds=0):

@@ -208,9 +208,8 @@ def parse_aws(text: str, base: AwsFacts | None = None) -> AwsFacts:
     tables = {key: _table(document, key) for key in _TABLES}
     values = {key: {**defaults[key], **{name: _value(entry) for name, entry in tables[key].items()}} for key in _TABLES}
     facts = structure(AwsFacts, values, _NAME, error=InputError)
-    if unknown := [
-        name for name in (*facts.instances, *facts.vcpus, *facts.gpu_vcpus) if not _INSTANCE.fullmatch(name)
-    ]:
+    types = (*facts.instances, *facts.vcpus, *facts.gpu_vcpus)
+    if unknown := [name for name in types if not _INSTANCE.fullmatch(name)]:
         raise InputError(f"{_NAME} names {unknown[0]!r:.40}, which is not an instance type")
     sources = {f"{key}.{name}": _source(entry) for key, table in tables.items() for name, entry in table.items()}
     return replace(facts, sources={**(base.sources if base else {}), **sources})

@@ -30,7 +30,7 @@ those are ready later (`critical_path` in cold_starts.py), and pays for the star
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import pairwise
@@ -42,7 +42,8 @@ from serfer.core.costs.aws import AwsFacts, LambdaFacts, StoreFacts
 from serfer.core.costs.cold_starts import ColdStart, StepTimes, cold_start, critical_path
 from serfer.core.costs.vcpus import compute_seconds, vcpus
 from serfer.core.inline_outputs import CROP_BYTES
-from serfer.core.plan import CACHE, INLINE, OBJECTS, ZIP, Gang, Piece, Plan, Shape, Stage, Tile, explained, stored_bytes
+from serfer.core.plan import CACHE, INLINE, OBJECTS, ZIP, Gang, Piece, Plan, Shape, Stage, Tile, explained
+from serfer.core.plan.borders import Source, cell_bytes
 from serfer.core.units import MB_PER_GB, MS_PER_S
 
 DISPATCH_SECONDS = 2.8e-4
@@ -377,7 +378,6 @@ class Latency:
         return self.least + self.step * float(np.arange(len(self.probability)) @ self.probability)
 
     def quantile(self, share: float) -> float:
-        """Return the latency that `share` of the queries stay within."""
         return self.least + self.step * float(np.searchsorted(np.cumsum(self.probability), share))
 
 
@@ -393,11 +393,11 @@ def latency(
     total, probability = 0.0, np.ones(1)
     for seconds, tasks in stages:
         total += seconds - functions.invoke_tail * sum(1 / number for number in range(1, tasks + 1))
-        probability = _convolved(probability, _slowest(tasks, functions.invoke_tail / step))
+        probability = _convolve(probability, _slowest(tasks, functions.invoke_tail / step))
     if cold_share == 1:
         total += waited_s
     elif cold_share:
-        probability = _delayed(probability, cold_share, round(waited_s / step))
+        probability = _add_wait(probability, cold_share, round(waited_s / step))
     return Latency(total, step, probability / probability.sum())
 
 
@@ -406,11 +406,11 @@ def _slowest(tasks: int, steps: float) -> Floats:
     return np.diff(np.exp(tasks * np.log1p(-np.exp(-times[1:]))), prepend=0.0)
 
 
-def _delayed(probability: Floats, share: float, steps: int) -> Floats:
+def _add_wait(probability: Floats, share: float, steps: int) -> Floats:
     return np.pad((1 - share) * probability, (0, steps)) + np.pad(share * probability, (steps, 0))
 
 
-def _convolved(one: Floats, other: Floats) -> Floats:
+def _convolve(one: Floats, other: Floats) -> Floats:
     length = len(one) + len(other) - 1
     size = 1 << (length - 1).bit_length()
     product = np.fft.irfft(np.fft.rfft(one, size) * np.fft.rfft(other, size), size)
@@ -483,7 +483,6 @@ class PlanPrice:
 
     @property
     def stored(self) -> bool:
-        """Whether anything goes through the store."""
         exchanged = any(isinstance(stage, GangPrice) and stage.bytes_exchanged for stage in self.stages)
         return exchanged or any(stage.bytes_written + stage.bytes_read for stage in self.stages)
 
@@ -500,7 +499,7 @@ def price_plan(plan: Plan, platform: Platform, memory_mb: int | None = None) -> 
         load: StageLoad
         if gang is None:
             load = plan_load(plan, number)
-            warm.append(_stage_priced(load, memory, platform))
+            warm.append(_price_stage(load, memory, platform))
         else:
             members = gang_load(plan, gang)
             load = members.outer
@@ -515,15 +514,13 @@ def price_plan(plan: Plan, platform: Platform, memory_mb: int | None = None) -> 
     share, waited_s = platform.cold_share, sum(time.waited for time in times)
     distribution = latency([(stage.seconds, stage.tasks) for stage in warm], functions, share, waited_s)
     stages = tuple(
-        _with_starts(stage, start, time.waited, platform, first=not step) if share else stage
+        _add_starts(stage, start, time.waited, platform, first=not step) if share else stage
         for step, (stage, start, time) in enumerate(zip(warm, starts, times, strict=True))
     )
     return PlanPrice(stages, tuple(numbers), tuple(starts), times, distribution)
 
 
-def _with_starts(
-    stage: StagePrice, start: ColdStart, waited_s: float, platform: Platform, *, first: bool
-) -> StagePrice:
+def _add_starts(stage: StagePrice, start: ColdStart, waited_s: float, platform: Platform, *, first: bool) -> StagePrice:
     """Add to a step's warm price what the share of queries that find nothing warm waits and pays for its starts."""
     share = platform.cold_share
     return replace(
@@ -560,7 +557,7 @@ def price_gang(load: GangLoad, memory_mb: int, platform: Platform) -> GangPrice:
     )
 
 
-def _stage_priced(load: StageLoad, memory_mb: int, platform: Platform) -> StagePrice:
+def _price_stage(load: StageLoad, memory_mb: int, platform: Platform) -> StagePrice:
     load = load.placed(platform)
     seconds, usd = stage_price(load, memory_mb, platform)
     billed = float(task_seconds(load, memory_mb, platform).sum())
@@ -613,7 +610,7 @@ def gang_load(plan: Plan, gang: Gang) -> GangLoad:
     later = {source.stage for stage in plan.stages[gang.stop :] for source in stage.inputs}
     answered = {*later, len(plan.stages) - 1}
     read = [
-        _cells_read([stage.tiles[member].pieces for stage in stages if member in range(len(stage.tiles))])
+        _cells_read(piece for stage in stages for tile in stage.tiles[member : member + 1] for piece in tile.pieces)
         for member in members
     ]
 
@@ -623,7 +620,10 @@ def gang_load(plan: Plan, gang: Gang) -> GangLoad:
             for read_cells in read
         ]
         return Traffic(
-            _to_floats(sum(_cell_bytes(plan, key, cells) for key, cells in written.items()) for written in outside),
+            _to_floats(
+                sum(cell_bytes(plan, source, number, 1) for source, cells in written.items() for number in cells)
+                for written in outside
+            ),
             _to_floats(sum(map(_runs, written.values())) for written in outside),
             _to_floats(
                 sum(
@@ -661,23 +661,11 @@ def gang_load(plan: Plan, gang: Gang) -> GangLoad:
     )
 
 
-_Written = tuple[int, int]
-"""What a tile wrote: its stage and number."""
-
-
-def _cells_read(several: Iterable[Iterable[Piece]]) -> dict[_Written, set[int]]:
-    cells: dict[_Written, set[int]] = {}
-    for pieces in several:
-        for piece in pieces:
-            numbers = (range(cell_range.first, cell_range.first + len(cell_range.cells)) for cell_range in piece.ranges)
-            cells.setdefault((piece.stage, piece.tile), set()).update(*numbers)
+def _cells_read(pieces: Iterable[Piece]) -> dict[Source, set[int]]:
+    cells: dict[Source, set[int]] = {}
+    for piece in pieces:
+        cells.setdefault((piece.stage, piece.tile), set()).update(piece.cell_numbers)
     return cells
-
-
-def _cell_bytes(plan: Plan, written: _Written, numbers: Iterable[int]) -> int:
-    stage = plan.stages[written[0]]
-    cells = [stage.tiles[written[1]].cells[number] for number in numbers]
-    return stored_bytes(sum(stage.outputs[cell.output].channels * cell.rect.area for cell in cells), len(cells), 1)
 
 
 def _runs(numbers: Iterable[int]) -> int:
@@ -686,25 +674,21 @@ def _runs(numbers: Iterable[int]) -> int:
 
 
 def _exchanges(plan: Plan, gang: Gang, members: int) -> Iterable[Exchange]:
-    had: list[Mapping[_Written, set[int]]] = [{} for _ in range(members)]
+    had: list[dict[Source, set[int]]] = [{} for _ in range(members)]
     for number in gang.stages:
         sent, received, messages = np.zeros((3, members))
         for reader, tile in enumerate(plan.stages[number].tiles):
-            wanted = _cells_read([tile.pieces])
-            for (stage, writer), cells in wanted.items():
-                new = cells - had[reader].get((stage, writer), set())
+            for (stage, writer), cells in _cells_read(tile.pieces).items():
+                there = had[reader].setdefault((stage, writer), set())
+                new = cells - there
+                there |= cells
                 if stage >= gang.start and writer != reader and new:
-                    size = _cell_bytes(plan, (stage, writer), new)
+                    size = sum(cell_bytes(plan, (stage, writer), number, 1) for number in new)
                     sent[writer] += size
                     received[reader] += size
                     messages[writer] += 1
-            had[reader] = _union(had[reader], wanted)
         if number > gang.start:
             yield Exchange(sent, received, messages)
-
-
-def _union(one: Mapping[_Written, set[int]], other: Mapping[_Written, set[int]]) -> dict[_Written, set[int]]:
-    return {key: one.get(key, set()) | other.get(key, set()) for key in (*one, *other)}
 
 
 def _to_floats(values: Iterable[float]) -> Floats:

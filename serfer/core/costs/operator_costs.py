@@ -101,7 +101,7 @@ _SAVED_IN_PARTS = frozenset({"far", "far weights", "edges"})
 
 def counts(work: Work, batch: int = 1) -> Counts:
     """Return what a kind's coefficients are multiplied with, for `batch` images."""
-    one = _COUNTS.get(work.kind, _moved)(work)
+    one = _COUNTS.get(work.kind, _count_memory)(work)
     return {name: value if name in _ONCE else batch * value for name, value in one.items()}
 
 
@@ -109,7 +109,7 @@ def _without(several: Counts, names: frozenset[str]) -> Counts:
     return {name: value for name, value in several.items() if name not in names} if names else several
 
 
-def _moved(work: Work) -> Counts:
+def _count_memory(work: Work) -> Counts:
     """Memory in and out, near and far: what does not fit in the second-level cache costs more."""
     return {
         "operator": 1,
@@ -119,7 +119,7 @@ def _moved(work: Work) -> Counts:
     }
 
 
-def _convolution(work: Work) -> Counts:
+def _count_convolution(work: Work) -> Counts:
     """MLAS computes 4 blocks of 16 output channels at once, a row of the output and a block of the input at a time.
 
     It loads and stores the output once for each block of the input (`passes`), multiplies with padded channels, and
@@ -136,8 +136,8 @@ def _convolution(work: Work) -> Counts:
     area = rows * cols * work.groups
     macs = area * work.taps * blocks * BLOCK * depth
     return {
-        **_moved(work),
-        **_activated(work),
+        **_count_memory(work),
+        **_count_activations(work),
         "macs": macs,
         "edges": macs / cols * min(work.edges, cols),
         "strided": macs * (work.stride > 1),
@@ -148,41 +148,41 @@ def _convolution(work: Work) -> Counts:
     }
 
 
-def _depthwise(work: Work) -> Counts:
+def _count_depthwise(work: Work) -> Counts:
     blocks = -(-work.channels_out // BLOCK)
     taps = work.rows * work.cols * blocks * work.taps
     return {
-        **_moved(work),
-        **_activated(work),
+        **_count_memory(work),
+        **_count_activations(work),
         "taps": taps,
         "strided": taps * (work.stride > 1),
         "calls": work.rows * blocks * math.sqrt(work.taps),
     }
 
 
-def _activated(work: Work) -> Counts:
+def _count_activations(work: Work) -> Counts:
     return {"bounded": work.bounded, "curved": work.curved}
 
 
-def _product(work: Work) -> Counts:
+def _count_product(work: Work) -> Counts:
     far = max(0, work.weights - _NEAR_WEIGHTS)
-    return {**_moved(work), "macs": work.macs, "weights": work.weights, "far weights": far}
+    return {**_count_memory(work), "macs": work.macs, "weights": work.weights, "far weights": far}
 
 
-def _pool(work: Work) -> Counts:
-    return {**_moved(work), "taps": work.written * work.taps}
+def _count_pool(work: Work) -> Counts:
+    return {**_count_memory(work), "taps": work.written * work.taps}
 
 
 _COUNTS: Mapping[Kind, Callable[[Work], Counts]] = {
-    Kind.CONVOLUTION: _convolution,
-    Kind.IMAGE_CONVOLUTION: _convolution,
-    Kind.POINTWISE: _convolution,
-    Kind.GROUPED: _convolution,
-    Kind.OTHER_CONVOLUTION: _product,
-    Kind.DEPTHWISE: _depthwise,
-    Kind.FULLY_CONNECTED: _product,
-    Kind.PRODUCT: _product,
-    Kind.POOL: _pool,
+    Kind.CONVOLUTION: _count_convolution,
+    Kind.IMAGE_CONVOLUTION: _count_convolution,
+    Kind.POINTWISE: _count_convolution,
+    Kind.GROUPED: _count_convolution,
+    Kind.OTHER_CONVOLUTION: _count_product,
+    Kind.DEPTHWISE: _count_depthwise,
+    Kind.FULLY_CONNECTED: _count_product,
+    Kind.PRODUCT: _count_product,
+    Kind.POOL: _count_pool,
 }
 COUNTED: Mapping[Kind, frozenset[str]] = {kind: frozenset(counts(Work(kind))) for kind in Kind}
 """The counts of each kind."""

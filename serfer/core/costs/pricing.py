@@ -161,7 +161,6 @@ def _query(plan: Plan, price: PlanPrice) -> dict[str, Any]:
 
 
 def latency_ms(latency: Latency) -> dict[str, float]:
-    """Return a distribution's mean and quantiles in milliseconds."""
     quantiles = {name: MS_PER_S * latency.quantile(share) for name, share in _SHARES.items()}
     return {"mean": MS_PER_S * latency.mean, **quantiles}
 

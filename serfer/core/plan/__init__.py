@@ -31,7 +31,6 @@ from serfer.core.plan.model import (
     FETCHED,
     IMAGE,
     INLINE,
-    INPUT_AXES,
     MAX_ELEMENTS,
     OBJECTS,
     OUTPUT_TYPES,

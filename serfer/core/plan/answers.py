@@ -81,10 +81,10 @@ def shaped(tensors: Sequence[OutputTensor], values: Sequence[NDArray[Any]]) -> O
         tensor.name: value.reshape(len(value), *tensor.dims).astype(tensor.dtype, copy=False)
         for tensor, value in zip(tensors, values, strict=True)
     }
-    return {tensor.name: _trimmed(tensor, outputs) for tensor in tensors}
+    return {tensor.name: _trim(tensor, outputs) for tensor in tensors}
 
 
-def _trimmed(tensor: OutputTensor, outputs: Outputs) -> NDArray[Any]:
+def _trim(tensor: OutputTensor, outputs: Outputs) -> NDArray[Any]:
     """Return an output as large as the largest that an image of the batch has; what the others lack are zeros."""
     value = outputs[tensor.name]
     if not tensor.sized_by:
@@ -117,10 +117,9 @@ def as_answer(outputs: Mapping[str, NDArray[Any]]) -> Answer:
 
 
 def joined(answers: Sequence[Answer]) -> Answer:
-    first = answers[0]
-    if not isinstance(first, Mapping):
+    if not isinstance(answers[0], Mapping):
         return np.concatenate(answers)
-    return {name: np.concatenate([answer[name] for answer in answers]) for name in first}
+    return {name: np.concatenate([answer[name] for answer in answers]) for name in answers[0]}
 
 
 def by_name(plan: Plan, answer: Answer) -> Outputs:

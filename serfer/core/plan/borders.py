@@ -76,7 +76,6 @@ class Member:
 
     @cached_property
     def outside(self) -> frozenset[int]:
-        """The stages of its gang whose outputs are read after the gang, or are the answer."""
         return read_outside(self.plan, self.gang)
 
     def _pieces(self, stage: int) -> tuple[Piece, ...]:

@@ -18,7 +18,6 @@ OF_PLAN = ("limit", "changes", "ways", "store", "why", "alternatives", "cold_sha
 OF_STEP = ("predicted_ms", "predicted_usd")
 OF_TILE = ("serial_ms", "parallel_ms")
 """Fields of a plan, of its stages and gangs, and of tiles that explanation.json has: the digest does not cover them."""
-_SHOWN = 40  # characters of what should have been a number
 
 
 def _digest(executed: dict[str, Any]) -> str:
@@ -29,7 +28,7 @@ def _digest(executed: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _executed(plan: Plan) -> dict[str, Any]:
+def _to_plain(plan: Plan) -> dict[str, Any]:
     plain: dict[str, Any] = unstructure(plan)
     tiles = [tile for stage in plain["stages"] for tile in stage["tiles"]]
     for records, names in (([plain], OF_PLAN), ([*plain["stages"], *plain["gangs"]], OF_STEP), (tiles, OF_TILE)):
@@ -45,7 +44,7 @@ def _executed(plan: Plan) -> dict[str, Any]:
 def sealed(plan: Plan) -> Plan:
     """Return the plan with its format and digest: SHA-256 of the canonical JSON of what is executed, files included."""
     plan = replace(plan, format=FORMAT)
-    return replace(plan, digest=_digest(_executed(plan)))
+    return replace(plan, digest=_digest(_to_plain(plan)))
 
 
 def answer_digest(plan: Plan) -> str:
@@ -60,7 +59,7 @@ def answer_digest(plan: Plan) -> str:
 
 
 def dump_plan(plan: Plan) -> str:
-    return json.dumps(_executed(plan), indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(_to_plain(plan), indent=1, ensure_ascii=False) + "\n"
 
 
 def parse_plan(text: str, where: str = PLAN_FILE) -> Plan:
@@ -75,10 +74,9 @@ def parse_plan(text: str, where: str = PLAN_FILE) -> Plan:
     if not isinstance(value, dict) or "format" not in value:
         raise PlanError("plan.json is not a plan: it has no format; split the model again")
     if type(value["format"]) is not int or value["format"] != FORMAT:
-        version = repr(value["format"])[:_SHOWN]
         raise PlanError(
-            f"{where} has format {version}, this version reads {FORMAT}: split the network again with serfer split or "
-            "serfer map-plan, or register it again with serfer app register"
+            f"{where} has format {value['format']!r:.40}, this version reads {FORMAT}: split the network again with "
+            "serfer split or serfer map-plan, or register it again with serfer app register"
         )
     windows = value.get("windows")
     if isinstance(windows, dict) and (windows.get("difference") is not None or windows.get("overlap")):
@@ -87,7 +85,7 @@ def parse_plan(text: str, where: str = PLAN_FILE) -> Plan:
             "have no more: make it again with serfer map-plan --set statistics=exact"
         )
     plan = structure(Plan, value, PLAN_FILE)
-    executed = _executed(plan)
+    executed = _to_plain(plan)
     if executed != value or _digest(executed) != plan.digest:
         raise PlanError("plan.json was edited: its digest does not match; split the model again")
     check_sound(plan)

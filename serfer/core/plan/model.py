@@ -181,7 +181,6 @@ class Range:
         return stored_bytes(self.offset, self.first, batch)
 
     def length(self, batch: int) -> int:
-        """Return how many bytes it has, for `batch` images."""
         return stored_bytes(self.elements, len(self.cells), batch)
 
 
@@ -327,7 +326,6 @@ class Gang:
 
     @property
     def name(self) -> str:
-        """Its name: that of its first stage, and the number of the last."""
         return f"stage-{self.start}..{self.stop - 1}"
 
 
@@ -471,7 +469,6 @@ class Plan:
 
     @property
     def explained(self) -> bool:
-        """Whether it has what explanation.json says."""
         return self.limit is not None
 
     def check_explained(self) -> None:
@@ -480,7 +477,6 @@ class Plan:
 
     @property
     def description(self) -> PlanDescription:
-        """How an image becomes the input, and what the outputs mean."""
         return PlanDescription(self.preprocess, self.labels, self.activation, self.detection)
 
     @property

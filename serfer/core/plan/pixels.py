@@ -71,8 +71,7 @@ def normalise_by_image(
         values -= mean.astype(kind)
     if (std != 1).any():
         values /= std.astype(kind)
-    single: NDArray[np.float32] = values.astype(np.float32, copy=False)
-    return single
+    return np.asarray(values, np.float32)
 
 
 def levels_by_image(known: ImageStatistics, how: ImageNormalisation, levels: Levels) -> Levels | None:

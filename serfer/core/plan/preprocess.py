@@ -46,10 +46,7 @@ class Pad:
     value: int
 
     def __post_init__(self) -> None:
-        if self.place not in PAD_PLACES:
-            raise PlanError(
-                f"pad of the preprocessing should be one of {', '.join(PAD_PLACES)}, not {self.place!r:.40}"
-            )
+        _check_choice("pad", self.place, PAD_PLACES)
         if not _BLACK <= self.value <= _WHITE:
             raise PlanError(f"the value of the preprocessing's padding should be 0 to 255, not {self.value}")
 
@@ -66,8 +63,7 @@ class SideLimit:
     pixels: int
 
     def __post_init__(self) -> None:
-        if self.side not in LIMITED_SIDES:
-            raise PlanError(f"the limited side should be one of {', '.join(LIMITED_SIDES)}, not {self.side!r:.40}")
+        _check_choice("limit", self.side, LIMITED_SIDES)
         if not 1 <= self.pixels <= _MAX_RESIZE:
             raise PlanError(f"the {self.side} side of the preprocessing should be 1 to {_MAX_RESIZE} pixels")
 
@@ -141,8 +137,9 @@ class Levels:
         return value if set(self.std) == {1.0} else f"({value}) / ({std})"
 
 
-def _unknown_choice(name: str, value: str, choices: tuple[str, ...]) -> PlanError:
-    return PlanError(f"{name} of the preprocessing should be one of {', '.join(choices)}, not {value!r:.40}")
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise PlanError(f"{name} of the preprocessing should be one of {', '.join(choices)}, not {value!r:.40}")
 
 
 def _check_numbers(name: str, values: tuple[float, ...], least: float) -> None:
@@ -182,10 +179,9 @@ class Preprocess:
             raise PlanError(f"pad square of the preprocessing needs the interpolation {OPENCV_BILINEAR}")
         if self.resize is not None and not 1 <= self.resize <= _MAX_RESIZE:
             raise PlanError(f"resize of the preprocessing should be 1 to {_MAX_RESIZE} pixels")
-        if self.interpolation not in INTERPOLATIONS:
-            raise _unknown_choice("interpolation", self.interpolation, INTERPOLATIONS)
-        if self.channels not in CHANNELS and {*self.channels} != {BAND}:
-            raise _unknown_choice("channels", self.channels, CHANNELS)
+        _check_choice("interpolation", self.interpolation, INTERPOLATIONS)
+        if {*self.channels} != {BAND}:
+            _check_choice("channels", self.channels, CHANNELS)
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) != len(self.channels):
                 raise PlanError(
@@ -272,10 +268,10 @@ class Preprocess:
         """
         rows, columns = into
         if self.pad:
-            return _padded(self.pad.place, height, width, rows, columns)
+            return _pad_placement(self.pad.place, height, width, rows, columns)
         if self.resize is None:
             return Placement(rows / height, columns / width, 0, 0, rows, columns, height, width)
-        return _cropped(self.resize, height, width, rows, columns)
+        return _crop_placement(self.resize, height, width, rows, columns)
 
 
 @dataclass(frozen=True)
@@ -286,7 +282,7 @@ class ImageLimits:
     max_pixels: int = 100_000_000
 
 
-def _padded(place: str, height: int, width: int, rows: int, columns: int) -> Placement:
+def _pad_placement(place: str, height: int, width: int, rows: int, columns: int) -> Placement:
     if place == "square":
         down, across = rows / max(height, width), columns / max(height, width)
         high, wide = min(rows, math.ceil(height * down)), min(columns, math.ceil(width * across))
@@ -302,7 +298,7 @@ def _padded(place: str, height: int, width: int, rows: int, columns: int) -> Pla
     return Placement(ratio, ratio, top, left, high, wide, height, width)
 
 
-def _cropped(resize: int, height: int, width: int, rows: int, columns: int) -> Placement:
+def _crop_placement(resize: int, height: int, width: int, rows: int, columns: int) -> Placement:
     """The shorter side becomes `resize`, or more where the crop would not fit otherwise.
 
     Sizes and offsets are rounded as torchvision's Resize and CenterCrop do, so that networks see here what they saw in

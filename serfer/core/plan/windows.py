@@ -308,7 +308,7 @@ class Windows:
     whole, but for what lies near a part's ends (crops.py): results are compared with it. None where there are none.
 
     Passes may keep maps, which are numbered in the order of passes. Windows then read the maps `reads`, among which
-    IMAGE_READ stands for the image, as one input: their values one behind the other (serfer/core/kept_maps.py). Without
+    IMAGE_READ stands for the image, as one input: their values one behind the other (serfer/core/passes.py). Without
     `reads` they read the image.
     """
 

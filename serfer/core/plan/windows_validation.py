@@ -81,22 +81,17 @@ def _check_tiles(plan: Plan, output: int, windows: Windows, rows: _Kinds, cols: 
         _check_tile(plan, output, windows, windows.tiles[row][col], (down, across))
 
 
-def _kinds(one: StatisticsPass) -> Iterator[tuple[_Kinds, _Kinds]]:
-    down, across = len(one.tiles), len(one.tiles[0])
-    yield _kind_sizes(one.heights, down), _kind_sizes(one.widths, across)
-    for side in one.rules.sides if one.rules else ():
+def _kinds(pass_: StatisticsPass) -> Iterator[tuple[_Kinds, _Kinds]]:
+    down, across = len(pass_.tiles), len(pass_.tiles[0])
+    yield _kind_sizes(pass_.heights, down), _kind_sizes(pass_.widths, across)
+    for side in pass_.rules.sides if pass_.rules else ():
         yield _kind_sizes(_examples(side.rows, 1), down), _kind_sizes(_examples(side.cols, 1), across)
 
 
-def _check_common(windows: Windows, one: StatisticsPass) -> None:
-    if (windows.rules is None) != (one.rules is None):
-        raise PlanError(_OTHER_IMAGES)
-    if windows.rules and one.rules and _takes(windows.rules) != _takes(one.rules):
-        raise PlanError(_OTHER_IMAGES)
-
-
-def _takes(rules: SizeRules) -> list[tuple[int, dict[int, int]]]:
-    """Return, of rows and of columns, the unit and the shortest axis of each residue."""
+def _takes(rules: SizeRules | None) -> list[tuple[int, dict[int, int]]]:
+    """Return, of rows and of columns, the unit and the shortest axis of each residue; nothing without rules."""
+    if rules is None:
+        return []
     if not rules.sides:
         raise PlanError(_NO_IMAGE)
     smallest = rules.sides[-1]
@@ -113,9 +108,8 @@ def _check_kept(windows: Windows) -> None:
     if any(kept.channels < 1 for kept in windows.kept):
         raise PlanError("plan.json keeps a map without channels")
     for axis in range(2):
-        sizes = [
-            [own_axis.size] for own_axis in (windows.heights, windows.widths)[axis]
-        ]  # of the image, and of kept maps
+        own = (windows.heights, windows.widths)[axis]
+        sizes = [[line.size] for line in own]  # of the image, and of kept maps
         for pass_ in windows.passes:
             lines = (pass_.heights, pass_.widths)[axis]
             if len(lines) != len(sizes):
@@ -125,7 +119,7 @@ def _check_kept(windows: Windows) -> None:
                 known += [_kept_size(line, number) for number in range(len(pass_.keeps))]
                 if any(len(window.keeps) != len(pass_.keeps) for window in line.windows):
                     raise PlanError("plan.json has windows that keep other maps than their pass")
-        for known, line in zip(sizes, (windows.heights, windows.widths)[axis], strict=True):
+        for known, line in zip(sizes, own, strict=True):
             _check_reads(windows.reads, line, known)
 
 
@@ -178,20 +172,21 @@ def _check_passes(plan: Plan, windows: Windows) -> None:
         for rows, cols in _kinds(pass_):
             for row, col in product(rows, cols):
                 _check_partial(plan, windows, pass_, pass_.tiles[row][col], (rows[row], cols[col]))
-        _check_common(windows, pass_)
+        if _takes(windows.rules) != _takes(pass_.rules):
+            raise PlanError(_OTHER_IMAGES)
 
 
 def _check_partial(
-    plan: Plan, windows: Windows, one: StatisticsPass, number: int, sides: tuple[AxisWindow, AxisWindow]
+    plan: Plan, windows: Windows, pass_: StatisticsPass, number: int, sides: tuple[AxisWindow, AxisWindow]
 ) -> None:
     """Refuse a window of a pass that no tile computes, or one of another size or form."""
     stage = plan.stages[0]
     if not 0 <= number < len(stage.tiles):
         raise PlanError("plan.json has windows of a pass that no tile computes")
     tile, channels = stage.tiles[number], stage.outputs[0].channels
-    kept = zip(one.keeps, sides[0].keeps, sides[1].keeps, strict=True)
-    size = one.partial_size + sum(kept_map.channels * rows.size * cols.size for kept_map, rows, cols in kept)
-    wanted = [_read_form(plan, windows, one.reads, sides), Rect.whole(*partial_form(size, channels))]
+    kept = zip(pass_.keeps, sides[0].keeps, sides[1].keeps, strict=True)
+    size = pass_.partial_size + sum(kept_map.channels * rows.size * cols.size for kept_map, rows, cols in kept)
+    wanted = [_read_form(plan, windows, pass_.reads, sides), Rect.whole(*partial_form(size, channels))]
     if [tile.inputs[0], tile.outputs[0]] != wanted:
         raise PlanError(f"plan.json's tile {number} is not of its pass's size")
 

@@ -63,7 +63,6 @@ class Accuracy:
 
     @property
     def share(self) -> float:
-        """The share of the images that were classified correctly."""
         return self.correct / self.images
 
     @property

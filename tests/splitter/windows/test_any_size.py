@@ -19,8 +19,8 @@ from torch.nn import functional
 import serfer
 from serfer.core.errors import InputError, ModelError, UsageError, WrongAnswerError
 from serfer.core.geometry import Span
+from serfer.core.passes import window_statistics
 from serfer.core.plan import dump_plan, parse_plan
-from serfer.core.statistics_sum import told
 from serfer.plan_directory import load_plan
 from serfer.splitter.windows.build import crossing
 from serfer.splitter.windows.map_plan import WindowTile
@@ -236,7 +236,7 @@ def test_each_unit_of_an_image_of_any_size_is_owned_by_one_window_of_a_pass(gate
             owned = np.zeros((windows.height, windows.width), int)
             for window in windows:
                 owned[window.written.slices] += 1
-                rows, cols = np.frombuffer(told(bytes(16), window), np.float32)[-2:]
+                rows, cols = np.frombuffer(window_statistics(bytes(16), window), np.float32)[-2:]
                 assert (window.made.rows.start + rows, window.made.cols.start + cols) == (
                     window.written.rows.start,
                     window.written.cols.start,

@@ -24,9 +24,8 @@ from torch import nn
 import serfer
 from serfer.core.errors import InputError, SerferError
 from serfer.core.exactness import TOLERANCE, relative_error
-from serfer.core.kept_maps import packed, unpacked
+from serfer.core.passes import StatisticsSum, packed, unpacked, window_statistics
 from serfer.core.plan import IMAGE_READ
-from serfer.core.statistics_sum import StatisticsSum, told
 from serfer.plan_directory import load_plan
 from tests.exports import run_module
 from tests.splitter.models import saved
@@ -75,7 +74,7 @@ def all_by_windows(directory, batch):
         total, cut = StatisticsSum(one.maps), one.of(*batch.shape[2:])
         kept |= empty_maps(one, cut, plan.windows.kept_by(number))
         for window in cut:
-            known = np.frombuffer(told(statistics.tobytes(), window), np.float32)[None]
+            known = np.frombuffer(window_statistics(statistics.tobytes(), window), np.float32)[None]
             found = compute(window, known, one.reads)[0].reshape(-1)
             total.add(found)
             shapes = [form.shape(rect) for form, rect in zip(one.keeps, window.keeps, strict=True)]

@@ -1,19 +1,24 @@
-"""What windows have computed of statistics over the whole image, put together (serfer/core/plan/statistics.py)."""
+"""What windows of passes over an image compute for later ones: statistics (plan/statistics.py), and maps (ADR 64).
+
+A window that reads maps in place of the image has one input all the same, and one that keeps maps one output: values
+lie one behind the other, in the form of the image or of the map (`partial_form`), with zeros behind them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.core.plan.statistics import MAX, MEAN, SUM, VARIANCE, MapStatistics
+from serfer.core.plan.statistics import MAX, MEAN, SUM, VARIANCE, MapStatistics, partial_form
 from serfer.core.plan.windows import ImageWindow
 
 Partial = NDArray[np.float32]
 
 
-def told(statistics: bytes, window: ImageWindow) -> bytes:
+def window_statistics(statistics: bytes, window: ImageWindow) -> bytes:
     """Return the vector of statistics, float32, as a window of a pass has it: it ends in what windows before it own."""
     skipped = np.array(window.skipped, "<f4").tobytes()
     return statistics[: -len(skipped)] + skipped if any(window.skipped) else statistics
@@ -37,7 +42,7 @@ class StatisticsSum:
             start, end = end, end + map_.partial_size
             count, values = float(partial[start]), partial[start + 1 : end].astype(np.float64)
             parts = dict(zip(map_.kinds, values.reshape(len(map_.kinds), map_.channels), strict=True))
-            self._sums[number] = _merged(self._counts[number], self._sums[number], count, parts)
+            self._sums[number] = _merge(self._counts[number], self._sums[number], count, parts)
             self._counts[number] += count
 
     def values(self) -> NDArray[np.float32]:
@@ -48,7 +53,7 @@ class StatisticsSum:
         return np.concatenate(found).astype(np.float32)
 
 
-def _merged(
+def _merge(
     count: float, sums: dict[str, NDArray[np.float64]], more: float, parts: dict[str, NDArray[np.float64]]
 ) -> dict[str, NDArray[np.float64]]:
     if not sums:
@@ -66,3 +71,22 @@ def _merged(
         else:
             merged[kind] = np.maximum(before, part) if kind == MAX else np.minimum(before, part)
     return merged
+
+
+def packed(parts: Sequence[NDArray[np.float32]], channels: int) -> NDArray[np.float32]:
+    """Return maps one behind the other, as a batch of one (1, channels, rows, cols)."""
+    rows, cols = partial_form(sum(part.size for part in parts), channels)
+    values = np.zeros(channels * rows * cols, np.float32)
+    start = 0
+    for part in parts:
+        values[start : start + part.size] = part.reshape(-1)
+        start += part.size
+    return values.reshape(1, channels, rows, cols)
+
+
+def unpacked(values: NDArray[np.float32], shapes: Sequence[tuple[int, int, int]]) -> Iterator[NDArray[np.float32]]:
+    """Yield the maps (channels, rows, cols) that lie one behind the other in a vector."""
+    start = 0
+    for shape in shapes:
+        yield values[start : start + prod(shape)].reshape(shape)
+        start += prod(shape)

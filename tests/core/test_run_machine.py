@@ -341,7 +341,11 @@ def test_unavailability_has_its_own_number_of_attempts(refusal):
 
 @pytest.mark.parametrize(
     ("error_type", "error"),
-    [("PlanError", BrokenPlanError), ("InputError", TaskFailedError), ("NotFiniteError", NotFiniteError)],
+    [
+        ("PlanError", BrokenPlanError),
+        ("InputError", TaskFailedError),
+        *((kind.__name__, kind) for kind in (NotFiniteError, MissingKeyError, AlteredPieceError)),
+    ],
 )
 @pytest.mark.parametrize("late", [False, True])
 def test_what_a_task_would_fail_with_again_is_not_retried_or_waited_for(error_type, error, late):
@@ -352,20 +356,10 @@ def test_what_a_task_would_fail_with_again_is_not_retried_or_waited_for(error_ty
         assert len(run.stages[0].tiles[0].attempts) == 2
     (finish,) = finishes(run.handle(failed(0, 0, error_type=error_type), 1.0))
     assert type(finish.error) is error
+    assert "stage 0, tile 0: boom" in str(finish.error)
     if error is BrokenPlanError:
         assert isinstance(finish.error, TaskFailedError)
         assert finish.error.exit_code == PlanError.exit_code
-
-
-@pytest.mark.parametrize("kind", [MissingKeyError, AlteredPieceError])
-def test_lost_or_altered_pieces_end_the_run_at_once(kind):
-    run, _ = started(tiles=(2, 1))
-    for tile in range(2):
-        run.handle(done(0, tile, REPORT), 1.0)
-    gone = failed(1, 0, FailureKind.FAILED_IN_CODE, kind.__name__, "no value under 'k'")
-    (finish,) = finishes(run.handle(gone, 2.0))
-    assert type(finish.error) is kind
-    assert "stage 1, tile 0: no value under 'k'" in str(finish.error)
 
 
 def test_tiles_that_fail_together_are_retried_at_different_times():

@@ -48,4 +48,7 @@ class AwayStore(WrapperStore):
 
 @pytest.fixture
 def store():
-    return WatchedStore()
+    """A store in which no query leaves anything behind."""
+    store = WatchedStore()
+    yield store
+    assert store.keys == set()

@@ -130,7 +130,6 @@ def test_a_query_passes_every_stage_in_order_and_leaves_nothing(store):
     assert (answer.overheads.retries, answer.overheads.counts) == (0, StoreCounts())
     assert {task.ttl for task in workers.sent} == {PATIENCE + TTL_MARGIN_S}, "a late task still finds what it reads"
     assert len(store.ever) == 6
-    assert store.keys == set()
 
 
 def test_a_last_stage_of_several_tiles_answers_in_their_order(store):
@@ -146,7 +145,6 @@ def test_a_last_stage_of_several_tiles_answers_in_their_order(store):
     answer = ask(Workers(store, later_for_the_first, tiles), store, crops=CROPS[:2], tiles=tiles, clock=clock)
     assert answer.outputs == [(b"%32d" % tile,) for tile in range(3)]
     assert len(store.ever) == 2
-    assert store.keys == set()
 
 
 async def test_a_stage_waits_for_all_tiles_of_the_one_before(store):
@@ -177,7 +175,6 @@ def test_a_task_that_fails_once_is_tried_again(store, kind):
     answer = ask(workers, store)
     assert answer.overheads.retries == 1
     assert workers.tasks.count((1, 0)) == 2
-    assert store.keys == set()
 
 
 @pytest.mark.parametrize(
@@ -200,7 +197,6 @@ def test_a_task_that_fails_for_good_ends_the_query_and_leaves_nothing(store, kin
     )
     assert not [task for task in workers.tasks if task[0] == 2]
     assert len(store.ever) == 5
-    assert store.keys == set()
 
 
 def test_throttling_is_waited_out_where_failures_would_not_be(store):
@@ -221,7 +217,6 @@ def test_the_deadline_ends_a_query_whose_task_hangs(store):
     assert clock.now == 1020.0, "the stragglers were waited for"
     assert not [task for task in workers.tasks if task[0] == 2]
     assert output_key("0" * 32, 1, 0)[-4:] in {key[-4:] for key in store.ever}  # the stragglers did write
-    assert store.keys == set()
 
 
 async def test_cancelling_stops_later_stages_and_deletes_what_stragglers_write(store):
@@ -243,7 +238,6 @@ async def test_cancelling_stops_later_stages_and_deletes_what_stragglers_write(s
     await pushing.close()
     assert {stage for stage, _ in workers.tasks} == {0, 1}
     assert len(store.ever) == 6
-    assert store.keys == set()
 
 
 async def test_a_bug_in_an_invoker_reaches_the_caller_and_nothing_more_is_started(store):
@@ -262,7 +256,6 @@ async def test_a_bug_in_an_invoker_reaches_the_caller_and_nothing_more_is_starte
     leave.set()
     await pushing.close()
     assert {stage for stage, _ in workers.tasks} == {0, 1}
-    assert store.keys == set()
 
 
 def test_after_a_bug_failures_of_other_tiles_are_not_tried_again(store):
@@ -304,7 +297,6 @@ def test_a_crop_that_no_payload_can_carry_goes_through_the_store(store):
     assert [seen[tile] for tile in range(4)] == [crop.data for crop in crops]
     assert answer.overheads.counts == StoreCounts(bytes_put=204, puts=1)
     assert answer.payload_bytes == [12, 0, 0]
-    assert store.keys == set()
 
 
 def test_large_crops_go_through_the_store_before_payloads_must(store):
@@ -312,7 +304,6 @@ def test_large_crops_go_through_the_store_before_payloads_must(store):
     workers = Workers(store)
     ask(workers, store, crops=crops, inline_limit=1000, crop_limit=50)
     assert sorted(len(crop.data or b"") for crop in workers.crops) == [0, 0, 20, 20]
-    assert store.keys == set()
 
 
 def test_payloads_carry_crops_that_the_store_does_not_take(store):
@@ -361,7 +352,8 @@ async def test_crops_in_the_store_are_deleted_when_the_query_is_cancelled_while_
     assert store.keys == set()
 
 
-def test_a_store_failure_at_clean_up_keeps_the_answer(store):
+def test_a_store_failure_at_clean_up_keeps_the_answer():
+    store = WatchedStore()
     assert ask(Workers(store), AwayStore(store, delete=99)).outputs
 
 
@@ -370,7 +362,6 @@ def test_calls_to_a_store_that_is_away_are_made_again(store):
     answer = ask(Workers(store, tiles=(4, 3)), away, crops=crops, inline_limit=100, batch=32, tiles=(4, 3))
     assert [len(output) for (output,) in answer.outputs] == [32 * 32] * 3
     assert (answer.overheads.counts.puts, set(away.failures.values())) == (4, {0})
-    assert store.keys == set()
 
 
 class TestInline:
@@ -381,7 +372,6 @@ class TestInline:
         answer = ask(workers, store, inline={0})
         assert answer.outputs == [(written(workers.sent[-1]),)]
         assert {key.rsplit(":", 2)[1] for key in store.ever} == {"1"}
-        assert store.keys == set()
         assert [task.inline for task in workers.sent] == [True] * 4 + [False] * 2 + [True]
         for task in workers.sent[4:6]:
             assert list(task.parts) == [part for source in range(4) for part in read(task, source)]
@@ -409,13 +399,11 @@ class TestInline:
             answer = ask(workers, store, inline={0, 1}, batch=batch)
             assert {key.rsplit(":", 2)[1] for key in store.ever} == stages
             assert answer.outputs == [(written(workers.sent[-1]),)]
-            assert store.keys == set()
 
     def test_an_answer_that_is_too_large_is_read_from_the_store(self, store):
         answer = ask(Workers(store, tiles=(4, 3)), store, batch=32, tiles=(4, 3))
         assert [len(output) for (output,) in answer.outputs] == [32 * 32] * 3
         assert answer.overheads.counts == StoreCounts(bytes_get=3 * (32 * 32 + 4), gets=3)
-        assert store.keys == set()
 
     def test_a_task_that_is_tried_again_is_the_same_task(self, store):
         workers = Workers(store, failing(FailureKind.TIMED_OUT, 2))
@@ -441,7 +429,6 @@ class TestInline:
         await pushing.run(CROPS, 21, PATIENCE)
         await pushing.close()
         assert len(store.ever) == 4
-        assert store.keys == set()
 
     @pytest.mark.parametrize("output", [None, b"", b"x" * 35, b"x" * 40])
     def test_an_answer_of_another_size_is_a_failure(self, store, output):
@@ -452,12 +439,6 @@ class TestInline:
         with pytest.raises(TaskFailedError, match=r"stage 0, tile 2: answered with \d+ bytes, the plan says 36"):
             ask(workers, store, inline={0})
         assert workers.tasks.count((0, 2)) == 3
-
-    @pytest.mark.parametrize("inline", [(), {0}, {1}, {0, 1}])
-    def test_a_query_that_fails_leaves_nothing(self, store, inline):
-        with pytest.raises(TaskFailedError):
-            ask(Workers(store, failing(FailureKind.OUT_OF_MEMORY, 99, stage=2)), store, inline=inline)
-        assert store.keys == set()
 
 
 @pytest.mark.two_at_once
@@ -477,36 +458,21 @@ async def test_many_queries_at_once_keep_apart(store):
     assert len({answer.query for answer in answers}) == 60
     assert all(bytes(answer.outputs[0][0]).startswith(answer.query[:24].encode()) for answer in answers)
     assert {answer.overheads.retries for answer in answers} == {0, 3}
-    assert store.keys == set()
 
 
-def order_of_ends(store, *, queries, background=(), **settings):
-    """Return in which order queries of a burst end that has far fewer slots than tasks."""
+async def test_queries_of_a_burst_end_in_the_order_in_which_they_came_those_in_the_background_last(store):
+    async def a_turn(_task, _number):
+        await asyncio.sleep(0)
 
-    async def main():
-        async def a_turn(_task, _number):
-            await asyncio.sleep(0)
+    pushing, ended = driver(Workers(store, a_turn), store, slots=2), []  # far fewer slots than tasks
 
-        pushing, ended = driver(Workers(store, a_turn), store, slots=2, **settings), []
+    async def query(number):
+        await pushing.run(CROPS, 1, PATIENCE, RequestContext(background=number in range(1, 10)))
+        ended.append(number)
 
-        async def query(number):
-            await pushing.run(CROPS, 1, PATIENCE, RequestContext(background=number in background))
-            ended.append(number)
-
-        await asyncio.wait_for(asyncio.gather(*(query(number) for number in range(queries))), PATIENCE)
-        await pushing.close()
-        return ended
-
-    return asyncio.run(main())
-
-
-def test_queries_of_a_burst_end_in_the_order_in_which_they_came(store):
-    assert order_of_ends(store, queries=40) == list(range(40))
-
-
-def test_queries_in_the_background_begin_when_no_other_waits(store):
-    ended = order_of_ends(store, queries=20, background=range(1, 10))
-    assert ended == [0, *range(10, 20), *range(1, 10)]
+    await asyncio.wait_for(asyncio.gather(*(query(number) for number in range(40))), PATIENCE)
+    await pushing.close()
+    assert ended == [0, *range(10, 40), *range(1, 10)]
 
 
 async def test_first_come_first_served_starves_queries_that_are_under_way(store):
@@ -547,7 +513,6 @@ def test_a_straggler_gets_a_duplicate_whose_answer_counts(store):
         assert (answer.overheads.hedges, answer.overheads.retries) == (1, 0)
         assert answer.ended - answer.started < PATIENCE / 10
         await pushing.close()
-        assert store.keys == set()
 
     clock = FakeClock()
     clock.run(main())
@@ -570,7 +535,6 @@ async def test_closing_cancels_running_queries_and_leaves_nothing(store):
     never.set()
     await closing
     assert store.ever
-    assert store.keys == set()
 
 
 class TestLostPieces:
@@ -583,7 +547,6 @@ class TestLostPieces:
         assert answer.outputs == [(written(workers.sent[-1]),)]
         assert (answer.overheads.restarts, answer.overheads.retries) == (2, 0)
         assert len({task.query for task in workers.sent}) == 3
-        assert store.keys == set()
 
     @pytest.mark.parametrize("batch", [1, 32])
     def test_an_answer_that_is_altered_on_its_way_or_in_the_store_is_made_again(self, store, batch):
@@ -603,7 +566,6 @@ class TestLostPieces:
         answer = ask(workers, store, batch=batch)
         assert answer.outputs == [(written(workers.sent[-1]),)]
         assert (len(altered), answer.overheads.restarts) == (1, 1)
-        assert store.keys == set()
 
     def test_an_answer_missing_from_the_store_is_recomputed(self):
         class Forgetful(WatchedStore):
@@ -625,7 +587,6 @@ class TestLostPieces:
         with pytest.raises(StoreUnavailableError, match="--store") as caught:
             ask(Workers(store, failing(FailureKind.FAILED_IN_CODE, 1000, error_type="MissingKeyError")), store)
         assert "on purpose" in str(caught.value)
-        assert store.keys == set()
 
     def test_retries_before_a_restart_are_counted(self, store):
         lost = failing(FailureKind.FAILED_IN_CODE, 1, stage=2, error_type="MissingKeyError")
@@ -650,4 +611,3 @@ def test_with_an_answer_limit_of_0_everything_goes_through_the_store(store):
     answer = ask(Workers(store), store, inline={0, 1}, answer_limit=0)
     assert len(store.ever) == sum(TILES)
     assert [len(output) for (output,) in answer.outputs] == [32]
-    assert store.keys == set()

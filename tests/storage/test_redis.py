@@ -29,12 +29,6 @@ print("another in the child," if code == 0 else "the same in the child,", again 
 """
 
 
-@pytest.fixture(scope="module")
-def server():
-    with RedisServer() as server:
-        yield server
-
-
 class RawRedis:
     """A server's strings, by redis-py's client."""
 
@@ -63,11 +57,6 @@ class RedisContract(StoreContract):
     """What holds of either client."""
 
     @pytest.fixture
-    def store(self, server):
-        with open_store(server.url) as store:
-            yield store
-
-    @pytest.fixture
     def raw(self, server):
         with redis.Redis.from_url(server.url) as client:
             yield RawRedis(client)
@@ -88,14 +77,17 @@ class RedisContract(StoreContract):
                 os.kill(server.pid, signal.SIGCONT)
             assert store.exists(["k"]) == [False]
 
-
-class TestRedis(RedisContract, CoordinationContract):
-    def test_one_connection_serves_calls_in_turn(self, store, key):
+    def test_one_connection_serves_calls_in_turn_unless_the_server_closed_it(self, store, server, key):
         first = _connections(store)
         for _ in range(10):
-            store.put(key, b"x", 1)
+            store.put(key, b"x", 60)
         assert _connections(store) == first
+        with open_store(server.url) as other:
+            assert other.execute([("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")])[0] >= 1
+        assert store.get(key) == b"x"
 
+
+class TestRedis(RedisContract, CoordinationContract):
     def test_threads_wait_for_a_free_connection(self, server, store, key):
         first = _connections(store)
         with open_store(server.url + "?max_connections=1") as bounded:
@@ -123,18 +115,6 @@ class TestRedis(RedisContract, CoordinationContract):
         ):
             store.put(key, view, 1)
 
-    def test_a_refusal_leaves_the_connection_usable(self, store, key):
-        store.execute([("LPUSH", key, "x"), ("PEXPIRE", key, 60_000)])
-        with pytest.raises(StoreError, match="WRONGTYPE"):
-            store.get(key)
-        assert store.exists([key]) == [True]
-
-    def test_idle_connection_that_the_server_closed_is_renewed(self, store, server, key):
-        store.put(key, b"x", 60)
-        with open_store(server.url) as other:
-            assert other.execute([("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")])[0] >= 1
-        assert store.get(key) == b"x"
-
     @pytest.mark.hostile
     @pytest.mark.parametrize(
         "url",
@@ -156,11 +136,6 @@ class TestRedisExchange(ExchangeContract):
     @pytest.fixture
     def url(self, server):
         return server.url + "?max_connections=1"
-
-    @pytest.fixture
-    def store(self, url):
-        with open_store(url) as store:
-            yield store
 
     def test_threads_that_wait_in_turn_share_a_connection(self, store, exchange, key):
         first = _connections(store)
@@ -256,14 +231,6 @@ def in_worker(monkeypatch):
 
 @pytest.mark.usefixtures("in_worker")
 class TestRedisOfWorkers(RedisContract):
-    def test_an_idle_connection_serves_the_next_call_unless_the_server_closed_it(self, store, server, key):
-        first = _connections(store)
-        store.put(key, b"x", 60)
-        assert _connections(store) == first
-        with open_store(server.url) as other:
-            assert other.execute([("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")])[0] >= 1
-        assert store.get(key) == b"x"
-
     def test_redis_py_is_not_imported(self, server):
         code = (
             "import sys; from serfer import storage; storage.in_worker = True;"
@@ -278,11 +245,6 @@ class TestRedisExchangeOfWorkers(ExchangeContract):
     @pytest.fixture
     def url(self, server):
         return server.url
-
-    @pytest.fixture
-    def store(self, url):
-        with open_store(url) as store:
-            yield store
 
 
 def _check_unavailable(ask, server):

@@ -16,7 +16,7 @@ from serfer.storage.contract import CoordinationContract, ExchangeContract, Stor
 from serfer.storage.coordination import Entry
 from serfer.storage.exchange import START, Message
 from serfer_bench.core.redis_cluster import RedisCluster
-from tests.storage.test_redis import RawRedis
+from tests.storage.test_redis import RawRedis, expire  # noqa: F401 - a fixture
 
 
 @pytest.fixture(scope="module")
@@ -55,21 +55,10 @@ def slot_move(cluster, slot):
             client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[1])
 
 
-@pytest.fixture
-def expire(store):
-    def wait(key):
-        deadline = time.monotonic() + 5
-        while store.execute([("PTTL", key)])[0] != -2:  # -2: gone
-            assert time.monotonic() < deadline
-
-    return wait
-
-
 class TestRedisCluster(StoreContract, CoordinationContract):
     @pytest.fixture
-    def store(self, cluster):
-        with open_store(cluster.url) as store:
-            yield store
+    def url(self, cluster):
+        return cluster.url
 
     @pytest.fixture
     def raw(self, cluster):
@@ -172,11 +161,6 @@ class TestRedisClusterExchange(ExchangeContract):
     @pytest.fixture
     def url(self, cluster):
         return cluster.url + "?max_connections=1"
-
-    @pytest.fixture
-    def store(self, url):
-        with open_store(url) as store:
-            yield store
 
     def test_inboxes_of_all_nodes_in_one_send(self, store, exchange):
         keys = [key_on(number % 3) for number in range(12)]

@@ -17,9 +17,7 @@ from serfer.storage.redis.errors import explained
 PASSWORD = "hush-hush"  # noqa: S105  of servers that end with the test
 
 
-@pytest.fixture(autouse=True, params=[False, True], ids=["redis-py", "worker"])
-def in_worker(request, monkeypatch):
-    monkeypatch.setattr(storage, "in_worker", request.param)
+pytestmark = pytest.mark.usefixtures("both_clients")
 
 
 @pytest.fixture

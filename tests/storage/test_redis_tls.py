@@ -1,18 +1,14 @@
 import pytest
 
-from serfer import storage
 from serfer.core.errors import StoreUnavailableError, UsageError
-from serfer.local.servers.redis import RedisServer
 from serfer.storage import Range, open_store
 from serfer.storage.contract import StoreContract
 from serfer.storage.exchange import START, Message
 from serfer_bench.core.redis_cluster import RedisCluster
+from tests.storage.test_redis_cluster import password_of
 from tests.storage.tls_front import Authority, TlsFront
 
-
-@pytest.fixture(autouse=True, params=[False, True], ids=["redis-py", "worker"])
-def in_worker(request, monkeypatch):
-    monkeypatch.setattr(storage, "in_worker", request.param)
+pytestmark = pytest.mark.usefixtures("both_clients")
 
 
 @pytest.fixture(scope="module")
@@ -21,30 +17,15 @@ def authority(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server():
-    with RedisServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def front(server, authority):
     with TlsFront(server.port, authority.context("localhost")) as front:
         yield front
-
-
-def password_of(server):
-    return server.url.partition("://:")[2].partition("@")[0]
 
 
 class TestRedisOverTls:
     @pytest.fixture
     def url(self, server, front, authority):
         return f"rediss://:{password_of(server)}@localhost:{front.port}?ssl_ca_certs={authority.file}"
-
-    @pytest.fixture
-    def store(self, url):
-        with open_store(url) as store:
-            yield store
 
     @pytest.mark.two_at_once
     def test_threads_read_whole_values(self, store):

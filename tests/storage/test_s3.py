@@ -18,6 +18,7 @@ from serfer.storage.s3.store import Limits, S3Store
 from serfer.storage.wrapping import WrapperStore
 from serfer_bench.core.s3_server import S3Server
 from tests.storage.s3_stub import refused, stub
+from tests.storage.test_s3_errors import WAYS
 
 MIB = 1 << 20
 NUMBER = count()
@@ -133,15 +134,10 @@ class TestS3(StoreContract, CoordinationContract):
 
     def test_a_bucket_that_is_not_there_is_named(self, key):
         for ask in (
-            lambda store: store.put(key, b"x", 60),
+            *WAYS.values(),
             lambda store: store.put(key, bytes(16 * MIB), 60),
-            lambda store: store.coordination().compare_and_set(key, None, b"x", 60),
             lambda store: store.coordination().get(key),
-            lambda store: store.get(key),
             lambda store: store.get(key, 3, 0),
-            lambda store: store.exists([key]),
-            lambda store: store.delete([key]),
-            lambda store: store.sweep(),
             lambda store: store.ensure_lifecycle(),
         ):
             with (
@@ -170,22 +166,12 @@ class TestS3(StoreContract, CoordinationContract):
         store.ensure_lifecycle()
         assert len(client.get_bucket_lifecycle_configuration(Bucket=server.bucket)["Rules"]) == 1
 
-    def test_opened_by_its_url(self, server, key):
-        with open_store(server.url) as store:
-            store.put(key, b"x", 60)
-            assert store.get(key) == b"x"
-
     @pytest.mark.who_may
     @pytest.mark.parametrize(("name", "value"), [("AWS_SECRET_ACCESS_KEY", "wrong"), ("AWS_ACCESS_KEY_ID", "NOBODY")])
-    def test_wrong_credentials(self, server, key, monkeypatch, name, value):
+    def test_wrong_credentials(self, server, monkeypatch, name, value):
         secret = server.environment["AWS_SECRET_ACCESS_KEY"]
         monkeypatch.setenv(name, value)
-        for ask in (
-            lambda store: store.put(key, b"x", 60),
-            lambda store: store.get(key),
-            lambda store: store.exists([key]),
-            lambda store: store.delete([key]),
-        ):
+        for ask in (WAYS[way] for way in ("put", "get", "exists", "delete")):
             with (
                 open_store(server.url) as store,
                 pytest.raises(StoreUnavailableError, match=r"does not take the credentials.*AWS_PROFILE") as caught,
@@ -205,9 +191,8 @@ def test_value_beyond_the_limit(monkeypatch):
     assert Limits().value == 5 * 1024**4
 
 
-def test_parts_grow_where_there_would_be_too_many(monkeypatch):
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+@pytest.mark.usefixtures("aws_keys")
+def test_parts_grow_where_there_would_be_too_many():
     parts = {}
 
     def answer(request):
@@ -233,11 +218,10 @@ def test_parts_grow_where_there_would_be_too_many(monkeypatch):
     ]
 
 
+@pytest.mark.usefixtures("aws_keys")
 @pytest.mark.parametrize("failing", ["partNumber=2&", "?uploadId="])
-def test_an_upload_that_fails_is_taken_back(monkeypatch, failing):
+def test_an_upload_that_fails_is_taken_back(failing):
     """A part, or the end: of that S3 may say 200 first."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
 
     def answer(request):
         if request.method == "DELETE":
@@ -258,10 +242,9 @@ def test_an_upload_that_fails_is_taken_back(monkeypatch, failing):
     assert taken_back == ["/bucket/p/k?uploadId=u%2F1"] * len(begun)
 
 
-def test_an_idle_connection_that_the_server_closed_is_renewed_and_no_request_is_lost(monkeypatch):
+@pytest.mark.usefixtures("aws_keys")
+def test_an_idle_connection_that_the_server_closed_is_renewed_and_no_request_is_lost():
     """What a worker finds that stood still, as Lambda's environments do between invocations."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
     closed = queue.Queue()
     answer = {"ETag": '"e"', "x-amz-request-id": "r"}
     with (
@@ -336,8 +319,7 @@ def test_other_stores_have_none_and_wrappers_pass_it_on(linked, server, tmp_path
     assert httpx.get(WrapperStore(linked).link(KEY, 60)).content == VALUE
 
 
-def test_a_directory_bucket_has_none(monkeypatch):
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKOWN")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "own secret")
+@pytest.mark.usefixtures("aws_keys")
+def test_a_directory_bucket_has_none():
     with S3Store("s3://name--usw2-az1--x-s3/p?region=us-west-2") as store:
         assert store.link(KEY, 60) is None

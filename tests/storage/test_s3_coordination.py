@@ -18,11 +18,7 @@ CONFLICT = refused(409, "ConditionalRequestConflict")
 GONE = refused(404, "NoSuchKey")
 
 
-@pytest.fixture(autouse=True)
-def credentials(monkeypatch, tmp_path):
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKEXAMPLE")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+pytestmark = pytest.mark.usefixtures("aws_keys")
 
 
 class Bucket:

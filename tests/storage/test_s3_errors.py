@@ -1,4 +1,5 @@
 import hashlib
+import os
 import socket
 
 import pytest
@@ -11,7 +12,6 @@ from serfer.storage.s3.client import S3Client
 from serfer.storage.s3.store import S3Store
 from tests.storage.s3_stub import refused, stub
 
-SECRET = "c0ffee" * 6
 ALIVE = {"x-amz-meta-serfer-expires": "9e9", "ETag": '"e"'}
 WAYS = {
     "put": lambda store: store.put("k", b"x" * 100, 60),
@@ -24,14 +24,8 @@ WAYS = {
 }
 MISSING = pytest.raises(MissingKeyError, match="'k'")
 NOT_OURS = pytest.raises(StoreError, match="not put by SerFer")
+pytestmark = pytest.mark.usefixtures("aws_keys")
 every_way = pytest.mark.parametrize("ask", WAYS.values(), ids=WAYS)
-
-
-@pytest.fixture(autouse=True)
-def credentials(monkeypatch, tmp_path):
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKEXAMPLE")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
 
 
 @pytest.fixture
@@ -53,7 +47,7 @@ def message_of(endpoint, ask, kind=StoreUnavailableError):
     message = str(caught.value)
     assert "\n" not in message
     assert "--store" in message or "clock" in message or kind is StoreError
-    assert SECRET not in message + repr(caught.value.__cause__)
+    assert os.environ["AWS_SECRET_ACCESS_KEY"] not in message + repr(caught.value.__cause__)
     return message
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from serfer.core.checksum import protect
-from serfer.core.errors import StoreError, StoreUnavailableError, TaskFailedError
+from serfer.core.errors import StoreError, StoreUnavailableError
 from serfer.core.keys import StoreCounts, output_key, reply_key
 from serfer.core.retry import Backoff
 from serfer.core.run_machine import Failure, FailureKind
@@ -203,9 +203,4 @@ class TestAWholeQuery:
 
         answer, _ = self.ask(store, script)
         assert answer.overheads.retries == 1
-        assert store.keys == set()
-
-    def test_a_task_that_fails_for_good_ends_it(self, store):
-        with pytest.raises(TaskFailedError, match=r"stage 1, tile [0-3]: on purpose"):
-            self.ask(store, lambda task, _: TaskError("ValueError", "on purpose") if task.stage else None)
         assert store.keys == set()

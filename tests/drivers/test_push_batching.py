@@ -42,10 +42,8 @@ class SharedWorkers(Workers):
     async def invoke_shared(self, function, tasks, timeout_s):
         assert len(tasks) > 1
         assert len({task.stage for task in tasks}) == 1
-        assert (len({task.tile for task in tasks}), len({task.query for task in tasks})) in (
-            (1, len(tasks)),
-            (len(tasks), 1),
-        )
+        tiles, queries = {task.tile for task in tasks}, {task.query for task in tasks}
+        assert sorted((len(tiles), len(queries))) == [1, len(tasks)]
         self.together.append([(task.stage, task.tile) for task in tasks])
         self.groups.append([task.query for task in tasks])
         self.images.append(sum(task.batch for task in tasks))
@@ -382,7 +380,6 @@ def test_when_the_invocation_fails_each_of_its_tiles_is_tried_again_alone(store)
     workers = SharedWorkers(store, fail=once)
     [answer] = ask(workers, store, (2, 1, 1))
     assert answer.overheads.retries == 2
-    assert [(task.stage, task.tile) for task in failed if [(task.stage, task.tile)] in workers.together] == [
-        (0, 0),
-        (0, 1),
-    ]
+    assert [(task.stage, task.tile) for task in failed] == [(0, 0), (0, 1)]
+    assert [(0, 0)] in workers.together
+    assert [(0, 1)] in workers.together

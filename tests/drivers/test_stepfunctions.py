@@ -38,7 +38,6 @@ from serfer.pipeline.report import make_report
 from serfer.pipeline.result import Result
 from serfer.pipeline.trace import trace_events
 from tests.drivers.asl_interpreter import Machine, StateError
-from tests.drivers.conftest import AwayStore
 from tests.drivers.fake_clock import FakeClock
 from tests.drivers.plans import wide_plan
 
@@ -166,6 +165,16 @@ def ask(service, store, kind="standard", deadline_s=PATIENCE, clock=None, crops=
     return run(asyncio.wait_for(main(), PATIENCE))
 
 
+async def begin(store, kind="standard", *, queries=1, deadline_s=PATIENCE, **settings):
+    """Begin queries whose executions hang; return the service, the driver and the queries once one has reached it."""
+    service = Service(store)
+    service.hang.clear()
+    engine = driver(service, store, kind, **settings)
+    begun = [asyncio.create_task(engine.run(CROPS, 2, deadline_s)) for _ in range(queries)]
+    await asyncio.to_thread(service.reached.wait, PATIENCE)
+    return service, engine, begun
+
+
 def test_a_state_machines_tasks_find_numbers_where_pixels_come_with_levels(store):
     service, levels, stage = Service(store), Levels(0.5, (3.0,) * 3, (2.0,) * 3), PLAN.stages[0]
     sizes = [prod(stage.inputs[0].shape.of(tile.inputs[0], 2)) for tile in stage.tiles]
@@ -248,21 +257,10 @@ def test_a_query_whose_pieces_are_lost_restarts_under_another_name(store, kind):
     assert len(set(service.queries)) == 2
 
 
-@pytest.mark.parametrize("error", ["MissingKeyError", "AlteredPieceError"])
-def test_a_store_that_loses_or_alters_everything_is_given_up_in_the_end(store, error):
-    service = Service(store, {(1, 0): [error] * 9})
-    with pytest.raises(StoreUnavailableError, match=r"loses or alters what is written.*stage 1, tile 0.*--store"):
-        ask(service, store)
-    assert len(service.queries) == 3
-
-
 @KINDS
 async def test_a_query_past_its_deadline_fails_and_leaves_nothing(store, kind):
-    service, clock = Service(store), HeldClock()
-    service.hang.clear()
-    engine = driver(service, store, kind, clock=clock)
-    query = asyncio.create_task(engine.run(CROPS, 2, 0.05))
-    await asyncio.to_thread(service.reached.wait, PATIENCE)
+    clock = HeldClock()
+    service, engine, [query] = await begin(store, kind, deadline_s=0.05, clock=clock)
     clock.expire()
     with pytest.raises(DeadlineError, match="no answer by the deadline of 50 ms"):
         await query
@@ -274,11 +272,7 @@ async def test_a_query_past_its_deadline_fails_and_leaves_nothing(store, kind):
 
 @KINDS
 async def test_cancelling_a_query_stops_its_execution(store, kind):
-    service = Service(store)
-    service.hang.clear()
-    engine = driver(service, store, kind)
-    query = asyncio.create_task(engine.run(CROPS, 2, PATIENCE))
-    await asyncio.to_thread(service.reached.wait, PATIENCE)
+    service, engine, [query] = await begin(store, kind)
     query.cancel()
     with pytest.raises(asyncio.CancelledError):
         await query
@@ -289,11 +283,7 @@ async def test_cancelling_a_query_stops_its_execution(store, kind):
 
 
 async def test_closing_stops_running_executions(store):
-    service = Service(store)
-    service.hang.clear()
-    engine = driver(service, store)
-    queries = [asyncio.create_task(engine.run(CROPS, 2, PATIENCE)) for _ in range(3)]
-    await asyncio.to_thread(service.reached.wait, PATIENCE)
+    service, engine, queries = await begin(store, queries=3)
     await engine.close()
     assert all(query.cancelled() for query in queries)
     assert sorted(service.stopped) == sorted(service.executions)
@@ -417,26 +407,13 @@ def test_step_functions_that_does_not_answer_is_unavailable(store, kind):
     assert "hidden" not in str(raised.value)
 
 
-@KINDS
-def test_a_store_that_is_away_for_a_moment_is_waited_for(store, kind):
-    away = AwayStore(store, put=2, get=2, delete=2)
-    assert ask(Service(store), away, kind).outputs == [(WRITTEN[0],), (WRITTEN[1],)]
-    assert not any(away.failures.values())
-
-
-def test_store_that_stays_away_and_unknown_kinds_are_refused(store):
-    with pytest.raises(StoreUnavailableError, match="is away"):
-        ask(Service(store), AwayStore(store, put=99))
+def test_an_unknown_kind_is_refused(store):
     with pytest.raises(UsageError, match="standard or express, not 'rapid'"):
         driver(Service(store), store, "rapid")
 
 
 async def test_a_deadline_may_pass_while_the_query_waits_for_its_turn(store):
-    service = Service(store)
-    service.hang.clear()
-    engine = driver(service, store, concurrency=1)
-    first = asyncio.create_task(engine.run(CROPS, 2, PATIENCE))
-    await asyncio.to_thread(service.reached.wait, PATIENCE)
+    service, engine, [first] = await begin(store, concurrency=1)
     with pytest.raises(DeadlineError):
         await engine.run(CROPS, 2, 0.02)
     await engine.close()

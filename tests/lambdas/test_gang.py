@@ -36,16 +36,6 @@ def plan(directory):
     return plan
 
 
-@pytest.fixture
-def store():
-    return MemoryStore()
-
-
-@pytest.fixture
-def worker(plan, directory, store):
-    return Worker(plan, directory, store, "here", threads=1, init_ms=12.5)
-
-
 def member(plan, tile, images, patience_s=20.0):
     rect = plan.stages[0].tiles[tile].inputs[0]
     crop = Crop("float32", np.ascontiguousarray(images[:, :, *rect.slices]).tobytes())

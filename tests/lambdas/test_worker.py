@@ -51,16 +51,6 @@ def plan(directory):
     return load_plan(directory)
 
 
-@pytest.fixture
-def store():
-    return MemoryStore()
-
-
-@pytest.fixture
-def worker(plan, directory, store):
-    return Worker(plan, directory, store, "here", threads=1, init_ms=12.5)
-
-
 def task(plan, stage, tile, images=None):
     crop = None
     if stage == 0:

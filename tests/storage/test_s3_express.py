@@ -1,14 +1,15 @@
 """Directory buckets: no local server knows them, so a stub behind a proxy keeps what the store sends to AWS."""
 
 import contextlib
-import hashlib
-import hmac
 import re
 import time
 from datetime import UTC, datetime
 from urllib.parse import urlsplit
 
 import pytest
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
 
 from serfer.core.errors import StoreError, StoreUnavailableError
 from serfer.storage.s3.store import Limits, S3Store
@@ -80,25 +81,14 @@ def scope(request):
 
 
 def signature(request, secret):
-    """Compute AWS Signature Version 4 of a request as its documentation describes."""
-    _, day, region, service, _ = scope(request)
-    signed = re.search("SignedHeaders=([^,]*)", request.headers["authorization"])[1]
-    path, _, query = request.path.partition("?")
-    lines = [
-        request.method,
-        path,
-        query if "=" in query or not query else f"{query}=",
-        *(f"{name}:{request.headers[name]}" for name in signed.split(";")),
-        "",
-        signed,
-    ]
-    canonical = "\n".join([*lines, request.headers["x-amz-content-sha256"]])
-    digest = hashlib.sha256(canonical.encode()).hexdigest()
-    text = f"AWS4-HMAC-SHA256\n{request.headers['x-amz-date']}\n{day}/{region}/{service}/aws4_request\n{digest}"
-    key = f"AWS4{secret}".encode()
-    for part in (day, region, service, "aws4_request"):
-        key = hmac.digest(key, part.encode(), "sha256")
-    return hmac.digest(key, text.encode(), "sha256").hex()
+    """Return what botocore makes of the request, by this secret."""
+    key_id, _, region, service, _ = scope(request)
+    names = re.search("SignedHeaders=([^,]*)", request.headers["authorization"])[1].split(";")
+    headers = {name: request.headers[name] for name in (*names, "x-amz-content-sha256")}
+    signed = AWSRequest(request.method, f"https://{HOSTS[0]}{request.path}", headers, request.body)
+    signed.context["timestamp"] = request.headers["x-amz-date"]
+    signer = S3SigV4Auth(Credentials(key_id, secret), service, region)
+    return signer.signature(signer.string_to_sign(signed, signer.canonical_request(signed)), signed)
 
 
 @pytest.mark.who_may

@@ -35,13 +35,6 @@ class TestWrapper(StoreContract, CoordinationContract, ExchangeContract):
         return RawMemory(inner, clock)
 
 
-class Closed(MemoryStore):
-    closed = False
-
-    def close(self):
-        self.closed = True
-
-
 def received(store):
     exchange = store.exchange()
     exchange.send([Message("k", bytes(16))], 60)
@@ -160,24 +153,16 @@ def _fails(store):
 
 
 @pytest.mark.parametrize("wrapper", [WrapperStore, CountingStore, DelayingStore, FailingStore])
-def test_closing_a_wrapper_closes_the_store_within(wrapper):
-    inner = Closed()
-    wrapper(inner).close()
-    assert inner.closed
-
-
-@pytest.mark.parametrize("wrapper", [WrapperStore, CountingStore, DelayingStore, FailingStore])
-def test_a_wrapper_of_a_store_without_inboxes_has_none(wrapper, monkeypatch):
-    monkeypatch.setattr(MemoryStore, "exchange", lambda _: None)
-    assert wrapper(MemoryStore()).exchange() is None
-
-
-@pytest.mark.parametrize("wrapper", [CountingStore, DelayingStore, FailingStore])
-def test_closing_a_wrapped_exchange_closes_the_one_within(wrapper, monkeypatch):
+def test_a_wrapper_closes_the_store_and_the_inboxes_within_and_has_none_where_that_has_none(wrapper, monkeypatch):
     inner, closed = MemoryStore(), []
-    monkeypatch.setattr(inner.exchange(), "close", lambda: closed.append(True))
-    wrapper(inner).exchange().close()
-    assert closed == [True]
+    monkeypatch.setattr(inner.exchange(), "close", lambda: closed.append("inboxes"))
+    monkeypatch.setattr(inner, "close", lambda: closed.append("store"))
+    outer = wrapper(inner)
+    outer.exchange().close()
+    outer.close()
+    assert closed == ["inboxes", "store"]
+    monkeypatch.setattr(inner, "exchange", lambda: None)
+    assert outer.exchange() is None
 
 
 def test_urls_carry_the_options_and_nest():

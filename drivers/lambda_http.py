@@ -12,7 +12,6 @@ import contextlib
 import functools
 import io
 import json
-import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -39,9 +38,9 @@ from serfer.core.wire import (
     encode_warm_up,
 )
 from serfer.drivers.invoker import to_failure
+from serfer.system import raise_file_limit
 
 _OTHER_FILES = 512  # of stores, images, and clients that wait
-_ENOUGH_FILES = 1 << 16
 _MARGIN_S = 5.0  # for what happens around a task that uses all of its function's time
 _AT_ONCE = 1 << 20  # bytes; aiohttp sends more in pieces and warns of bytes objects that large
 _EVENT_S = 10.0  # for an event to be taken
@@ -71,7 +70,8 @@ class LambdaInvoker:
         credentials: Credentials,
         names: Mapping[str, str] | None = None,
     ) -> None:
-        self.at_once = _raise_socket_limit()
+        files = raise_file_limit()
+        self.at_once = max(1, files - min(_OTHER_FILES, files // 2))
         self.throttled = 0
         self._endpoint = endpoint.rstrip("/")
         self._credentials = credentials
@@ -180,16 +180,6 @@ class LambdaInvoker:
 
     async def close(self) -> None:
         await self._http.close()
-
-
-def _raise_socket_limit() -> int:
-    """Let this process open as many files as it may, and return how many of them invocations leave for the rest."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard == resource.RLIM_INFINITY:
-        hard = max(soft, _ENOUGH_FILES)
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-    return max(1, hard - min(_OTHER_FILES, hard // 2))
 
 
 def _result(

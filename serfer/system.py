@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
 _KB = 1024
+_ENOUGH_FILES = 1 << 16
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
 
@@ -80,6 +81,15 @@ def peak_bytes() -> int:
         return int(peak[0]) * _KB
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * _KB
+
+
+def raise_file_limit() -> int:
+    """Let this process, and those that it starts, open as many files as it may, and return how many those are."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = max(soft, _ENOUGH_FILES) if hard == resource.RLIM_INFINITY else hard
+    if soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return most
 
 
 def give_back() -> None:

@@ -32,10 +32,11 @@ from serfer.extras import installed
 from serfer.local.lambda_.service import LambdaService
 from serfer.local.server import listen
 from serfer.local.servers.redis import RedisServer
-from serfer.local.stack import DRAIN_S, FEW, Stack, raise_limit
+from serfer.local.stack import DRAIN_S, FEW, Stack
 from serfer.pipeline.event_loop import run
 from serfer.plan_directory import check_artefacts
 from serfer.settings import NONE, Settings, access_setting
+from serfer.system import raise_file_limit
 from serfer.wiring.options import Choices
 
 _DRIVER = "serfer.cli.started_process"
@@ -72,7 +73,7 @@ def serve_balanced(
     hosts = ",".join((address.host.partition("%")[0], *settings.allow_hosts))  # they listen at loopback alone
     options = [f"--workers={choices.workers}", f"--set=allow_hosts={hosts}", *_passed_on(context), *as_plans(models)]
     lines = _Lines()
-    if (limit := raise_limit()) < FEW:
+    if (limit := raise_file_limit()) < FEW:
         lines.say(f"a process may open {limit} files here, too few for many clients: raise it to {FEW} (ulimit -Hn)")
     with status_line() as progress, ExitStack() as parts:
         parts.callback(lines.flush)

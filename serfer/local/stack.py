@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import resource
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -32,16 +31,6 @@ from serfer.local.servers.redis import RedisServer
 
 FEW = 1024
 """Below this a stack of drivers, functions and their clients runs out under an ordinary load."""
-
-
-def raise_limit() -> int:
-    """Raise this process's limit of open files, which its children inherit, to the most that it may, and return it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return hard
-
-
 DRAIN_S = 2.0  # that a driver goes on taking requests: the balancer turns away from it within one
 RESTARTS = Backoff(base=0.2, longest=10.0)  # s
 _FINISH_S = 900.0

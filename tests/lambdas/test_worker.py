@@ -362,7 +362,7 @@ class TestRefused:
         *keys, last = (output_key(QUERY, 1, tile) for tile in range(4))
         parts = (*map(store.get, keys), change(store.get(last)))
         store.put(last, parts[-1], 60)
-        with pytest.raises((MissingKeyError, AlteredPieceError), match=r"another size|no value"):
+        with pytest.raises(AlteredPieceError, match="another size"):
             worker.run(replace(task(plan, 2, 0), parts=parts if carried else ()))
 
     @pytest.mark.parametrize("alter", [lambda _: b"\xff\xff\xff\x7f", lambda value: bytes([value[0] ^ 1]) + value[1:4]])

@@ -13,8 +13,8 @@ from serfer.pipeline.event_loop import run
 
 RAISE = """
 import resource
-from serfer.local.stack import raise_limit
-print(raise_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))
+from serfer.system import raise_file_limit
+print(raise_file_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 
 

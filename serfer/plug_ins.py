@@ -71,10 +71,8 @@ def load_object(text: str) -> Any:  # noqa: ANN401 - checked by the caller
 
 def plugged_in(group: str) -> dict[str, EntryPoint]:
     """Return the entry points of a group by name; of two with one name the first that is found."""
-    found: dict[str, EntryPoint] = {}
-    for entry in entry_points(group=group):
-        found.setdefault(entry.name, entry)
-    return found
+    entries = entry_points(group=group)
+    return {name: entries[name] for name in sorted(entries.names)}
 
 
 def load_entry(entry: EntryPoint) -> Any:  # noqa: ANN401 - checked by the caller

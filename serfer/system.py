@@ -87,8 +87,7 @@ def raise_file_limit() -> int:
     """Let this process, and those that it starts, open as many files as it may, and return how many those are."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = max(soft, _ENOUGH_FILES) if hard == resource.RLIM_INFINITY else hard
-    if soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     return most
 
 
@@ -106,9 +105,8 @@ def loaded_libraries(part: str) -> set[str]:
 
 def address_space_bytes() -> int | None:
     """Return the size of this process's address space, None where it cannot be limited (macOS refuses RLIMIT_AS)."""
-    if sys.platform != "linux":
-        return None
-    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+    pages = _text(_PROC / "self/statm").split()
+    return int(pages[0]) * resource.getpagesize() if pages else None
 
 
 def descriptor_path(descriptor: int) -> str:

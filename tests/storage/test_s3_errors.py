@@ -63,8 +63,6 @@ def test_server_that_is_no_s3_server_is_named():
     assert "its host name is unknown" in message_of("http://nobody.invalid:1", WAYS["get"])
     with stub(lambda _: (200, {}, b"")) as (where, _):
         assert "TLS failed" in message_of(where.replace("http:", "https:"), WAYS["get"])
-    with stub(lambda _: (206, ALIVE, bytes(100))) as (where, _):
-        assert "not an S3 server" in message_of(where, lambda store: store.get("k", 0, 10))
 
 
 @every_way
@@ -117,17 +115,6 @@ def test_transient_errors_are_retried_with_the_whole_body(waits, hiccup):
     assert 0.02 < waits[0] < 0.08 < waits[1] < 0.4
 
 
-@pytest.mark.usefixtures("waits")
-def test_server_that_keeps_failing():
-    answer = refused(500, "InternalError", "We encountered an internal error")
-    with (
-        stub(lambda _: answer) as (where, _),
-        opened(where) as store,
-        pytest.raises(StoreUnavailableError, match="HTTP 500 InternalError"),
-    ):
-        store.get("k")
-
-
 @every_way
 def test_denied(ask):
     with stub(lambda _: refused(403, "AccessDenied", "User: me is not\nauthorized to s3:GetObject")) as (where, _):
@@ -136,17 +123,42 @@ def test_denied(ask):
     assert "without s3:ListBucket S3 says this of a missing key too" in message
 
 
-def test_refusal_says_what_it_is_about():
-    with stub(lambda request: (403, {}, b"") if request.method == "HEAD" else refused(403, "ExpiredToken")) as (
-        where,
-        _,
-    ):
+NOT_DELETED = (
+    b"<DeleteResult><Error><Key>p/k</Key><Code>AccessDenied</Code><Message>no</Message></Error></DeleteResult>"
+)
+EUROPE = "<Region>eu-west-1</Region>"
+
+
+@pytest.mark.usefixtures("waits")
+@pytest.mark.parametrize(
+    ("way", "answer", "kind", "words"),
+    [
+        ("put", refused(403, "RequestTimeTooSkewed"), StoreUnavailableError, "clock"),
+        ("delete", (200, {}, NOT_DELETED), StoreError, "refused to delete: no: grant"),
+        ("get", refused(500, "InternalError", "We encountered an error"), StoreUnavailableError, "500 InternalError"),
+        (
+            "get",
+            refused(301, "PermanentRedirect", more=EUROPE),
+            StoreUnavailableError,
+            "another region, not in us-east",
+        ),
+        (
+            "get",
+            refused(400, "AuthorizationHeaderMalformed", more=EUROPE),
+            StoreUnavailableError,
+            "is in eu-west-1, not",
+        ),
+        ("range", (206, ALIVE, bytes(100)), StoreUnavailableError, "not an S3 server"),
+    ],
+)
+def test_refusal_says_what_it_is_about(way, answer, kind, words):
+    with stub(lambda _: answer) as (where, _):
+        assert words in message_of(where, WAYS[way], kind)
+
+
+def test_a_refusal_without_a_body_is_asked_about():
+    with stub(lambda request: refused(403, "ExpiredToken" if request.method != "HEAD" else "")) as (where, _):
         assert "(ExpiredToken)" in message_of(where, WAYS["exists"])
-    with stub(lambda _: refused(403, "RequestTimeTooSkewed")) as (where, _):
-        assert "clock" in message_of(where, WAYS["put"])
-    body = b"<DeleteResult><Error><Key>p/k</Key><Code>AccessDenied</Code><Message>no</Message></Error></DeleteResult>"
-    with stub(lambda _: (200, {}, body)) as (where, _):
-        assert "refused to delete: no: grant" in message_of(where, WAYS["delete"], StoreError)
 
 
 def test_a_missing_key_is_not_looked_up_twice():
@@ -157,18 +169,6 @@ def test_a_missing_key_is_not_looked_up_twice():
         assert store.exists(["a"]) == [False]
         assert store.exists(["b", "c"]) == [False, False]
     assert [one.method for one in seen] == ["HEAD", "GET", "HEAD", "HEAD"]
-
-
-@pytest.mark.parametrize(
-    ("answer", "region"),
-    [
-        (refused(301, "PermanentRedirect", more="<Region>eu-west-1</Region>"), "another region"),
-        (refused(400, "AuthorizationHeaderMalformed", more="<Region>eu-west-1</Region>"), "eu-west-1"),
-    ],
-)
-def test_bucket_in_another_region(answer, region):
-    with stub(lambda _: answer) as (where, _):
-        assert f"is in {region}, not in us-east-1: add ?region=" in message_of(where, WAYS["get"])
 
 
 @every_way

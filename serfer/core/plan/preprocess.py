@@ -63,7 +63,7 @@ class SideLimit:
     pixels: int
 
     def __post_init__(self) -> None:
-        _check_choice("limit", self.side, LIMITED_SIDES)
+        _check_choice("limited side", self.side, LIMITED_SIDES)
         if not 1 <= self.pixels <= _MAX_RESIZE:
             raise PlanError(f"the {self.side} side of the preprocessing should be 1 to {_MAX_RESIZE} pixels")
 

@@ -700,7 +700,7 @@ core.plan.windows core.retry core.units core.wire
 lambdas lambdas.artefacts lambdas.bootstrap lambdas.cell_codec lambdas.sessions lambdas.worker
 storage storage.coordination storage.deferred_init storage.exchange storage.redis storage.redis.errors
 storage.redis.node storage.redis.resp storage.redis.store storage.redis.url storage.routed storage.store
-plan_directory storage.wrapping
+extras plan_directory storage.wrapping
 """
 STARTED_WITH = {"redis", "redis.exceptions", *(f"serfer.{name}" for name in STARTED_MODULES.split())}
 """What a worker imports of these packages until its first session, with a store on Redis."""

@@ -117,9 +117,10 @@ def test_transient_errors_are_retried_with_the_whole_body(waits, hiccup):
 
 @pytest.mark.usefixtures("waits")
 def test_server_that_keeps_failing():
-    with stub(lambda _: refused(500, "InternalError", "We encountered an error")) as (where, _), opened(where) as store:
-        with pytest.raises(StoreUnavailableError, match="HTTP 500 InternalError"):
-            store.get("k")
+    failing = stub(lambda _: refused(500, "InternalError", "We encountered an error"))
+    unavailable = pytest.raises(StoreUnavailableError, match="HTTP 500 InternalError")
+    with failing as (where, _), opened(where) as store, unavailable:
+        store.get("k")
 
 
 @every_way

@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 ROOMS = {  # the folders and modules of a room, and the most lines of Python in it
     "splitter": (("splitter",), 21_500),
-    "core": (("serfer/core",), 10_250),
+    "core": (("serfer/core",), 10_000),
     "api": (("serfer/api",), 9_200),
     "control and fleet": (("serfer/control", "serfer/fleet"), 8_600),
     "applications": (("serfer/applications", "serfer/registry", "serfer/variants"), 5_300),
@@ -17,10 +17,10 @@ ROOMS = {  # the folders and modules of a room, and the most lines of Python in 
     "pipeline": (("serfer/pipeline", "serfer/wiring"), 3_900),
     "cli": (("serfer/cli",), 5_600),
     "client, instance and local": (("serfer/client", "serfer/instance", "serfer/local"), 6_200),
-    "drivers, lambdas and storage": (("drivers", "lambdas", "storage"), 10_030),
+    "drivers, lambdas and storage": (("drivers", "lambdas", "storage"), 10_000),
     "sam": (("sam",), 5_100),
     "bench and study": (("bench",), 33_000),
-    "tests": (("tests",), 92_280),
+    "tests": (("tests",), 92_000),
 }
 SINGLE = 4_350  # pictures, doctor, packaging and the modules of serfer itself: what no other room holds
 PRODUCT = 99_500

@@ -41,9 +41,3 @@ def test_a_plan_without_its_explanation_is_refused_by_name(tmp_path):
         assert "explanation.json is missing" in str(shown.exception)
     shown = CliRunner().invoke(app, ["explain", str(tmp_path), "--json"])
     assert '"why": ""' in shown.output
-
-
-def test_one_task_and_one_stage_are_no_plural(tmp_path):
-    net = Net(3, 8, 8)
-    split(written(net, net.linear(net.flat("x"), 192, 5), tmp_path), out=tmp_path / "plan", stages=1)
-    assert "1 task a query in 1 stage\n" in explained(tmp_path / "plan")

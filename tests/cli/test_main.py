@@ -8,6 +8,7 @@ import sys
 from contextlib import contextmanager
 from importlib import import_module
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -173,43 +174,42 @@ def test_the_line_of_the_present_step_goes_when_the_service_is_ready(monkeypatch
 
 
 class TestBugs:
-    def test_a_bug_is_one_line_with_its_place_and_how_to_report_it(self, serfer, monkeypatch):
-        monkeypatch.setattr("serfer.doctor.machine.examine", _broken)
-        result = serfer("doctor")
+    @pytest.fixture
+    def broken(self, serfer, monkeypatch):
+        """Run a command, which doctor's is where it is to have a bug."""
+        monkeypatch.setattr("serfer.doctor.machine.examine", Mock(side_effect=KeyError("no\nsuch column")))
+        return serfer
+
+    def test_a_bug_is_one_line_with_its_place_and_how_to_report_it(self, broken):
+        result = broken("doctor")
         assert (result.code, result.out, result.err.count("\n")) == (70, "", 1)
-        place = r"serfer/cli/deployed\.py:\d+ in \w+"
-        assert re.match(rf"serfer: a bug in SerFer, {place}: KeyError: 'no\\nsuch column' \(", result.err)
+        assert re.match(
+            r"serfer: a bug in SerFer, serfer/cli/deployed\.py:\d+ in \w+: KeyError: 'no\\nsuch", result.err
+        )
         assert "--debug" in result.err
         assert "serfer doctor" in result.err
 
-    @pytest.mark.parametrize("arguments", [["--debug", "doctor"], ["doctor", "--json", "--debug"]])
-    def test_debug_prints_the_frames_first(self, serfer, monkeypatch, arguments):
-        monkeypatch.setattr("serfer.doctor.machine.examine", _broken)
-        result = serfer(*arguments)
-        assert result.code == 70
+    @pytest.mark.parametrize(
+        ("arguments", "code", "last"),
+        [
+            (["--debug", "doctor"], 70, "serfer: a bug in SerFer"),
+            (["doctor", "--json", "--debug"], 70, "serfer: a bug in SerFer"),
+            (["explain", "nowhere", "--debug"], 3, "serfer: nowhere is not"),
+        ],
+    )
+    def test_debug_prints_the_frames_first_of_errors_of_the_users_own_too(self, broken, arguments, code, last):
+        result = broken(*arguments)
+        assert result.code == code
         assert result.err.startswith("Traceback")
-        assert "in _broken" in result.err
-        assert result.err.splitlines()[-1].startswith("serfer: a bug in SerFer")
-
-    def test_debug_prints_the_frames_of_an_error_of_the_users_own(self, serfer, tmp_path):
-        result = serfer("explain", str(tmp_path), "--debug")
-        assert result.code == 3
-        assert result.err.startswith("Traceback")
+        assert result.err.splitlines()[-1].startswith(last)
 
     def test_behind_two_dashes_it_is_an_argument(self, serfer):
         assert serfer("explain", "--", "--debug").err.count("\n") == 1
 
     def test_too_little_memory_is_no_bug(self, serfer, monkeypatch):
-        def examine(_settings):
-            raise MemoryError
-
-        monkeypatch.setattr("serfer.doctor.machine.examine", examine)
+        monkeypatch.setattr("serfer.doctor.machine.examine", Mock(side_effect=MemoryError))
         result = serfer("doctor")
         assert (result.code, result.err) == (4, "serfer: there is not enough memory\n")
-
-
-def _broken(_settings):
-    raise KeyError("no\nsuch column")
 
 
 def test_a_first_split_logs_progress_without_a_terminal(monkeypatch, capsys, tmp_path):

@@ -168,7 +168,7 @@ def test_split_prints_four_lines_and_explain_the_rest(file, tmp_path):
     assert re.fullmatch(r"small is split into .* on 2x2 at 1769 MB, simulated: 4 invocations a query", first)
     assert "a month of 5,000" in second
     assert third.startswith("faster and cheaper without --grids: one function of 1769 MB")
-    assert "in 1 stage" in CliRunner().invoke(app, ["explain", str(tmp_path / "plan")]).output
+    assert "1 task a query in 1 stage\n" in CliRunner().invoke(app, ["explain", str(tmp_path / "plan")]).output
 
 
 def test_what_nothing_says_of_images_is_assumed_as_serve_assumes_it(file, tmp_path):

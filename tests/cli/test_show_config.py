@@ -51,10 +51,3 @@ def test_a_person_gets_a_table(shown):
     lines = [line.split() for line in shown("--port", "1").splitlines()]
     assert ["port", "1", "--port"] in lines
     assert ["engine", "push", "SERFER_ENGINE"] in lines
-
-
-def test_what_the_file_says_is_served(monkeypatch, tmp_path, serfer):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "serfer.toml").write_text('engine = "stepfunctions"\ndrivers = 2\n')
-    refused = serfer("serve", "net.onnx")
-    assert (refused.code, "engine=stepfunctions" in refused.err) == (2, True)

@@ -23,10 +23,9 @@ from serfer.sam.deployer import Target, actions
 from serfer.sam.deployment import RECORD
 from serfer.sam.options import GpuPool
 from serfer.sam.samconfig import FILE as SAMCONFIG
-from serfer.sam.template.template import make_template
 from serfer.settings import Settings
 from tests.core.plans import small_plan
-from tests.sam.builds import build, options
+from tests.sam.builds import build
 
 FACTS = shipped_aws()
 _NAMES = ("PROFILE", "REGION", "DEFAULT_REGION", "ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN")
@@ -396,12 +395,6 @@ def test_the_deployers_policies_cover_the_stacks_of_samconfig(tmp_path):
     assert target == Target(["demo-dev", "shop-live"], ["us-east-1", "eu-west-1"], "1")  # one of them is not bounded
     config.write_text(config.read_text().replace('LogRetentionDays="30"', f'PermissionsBoundary="{boundary}"'))
     assert Build.load(place).target("1").boundaries == [boundary]
-
-
-def test_every_action_is_one_that_some_type_needs():
-    template = make_template(options(drivers="fleet", store="redis", engine="stepfunctions"), [small_plan()])
-    needed = actions(resource["Type"] for resource in template["Resources"].values())
-    assert len(needed) == len(set(needed)) > 100
 
 
 def test_the_command_ends_with_2_for_options_that_do_not_go_together_and_with_4_where_something_is_missing(tmp_path):

@@ -12,7 +12,6 @@ from serfer.core.errors import InputError
 from serfer.local.lambda_.function import FunctionConfig
 from serfer.local.lambda_.service import LambdaService
 from serfer.settings import load_settings
-from serfer_bench.core.faults import Faults, Injector
 from tests.local.test_lambda_service import HERE, Local, probe
 from tests.support.processes import wait_for_end
 
@@ -85,13 +84,6 @@ class TestInterpreters:
         with Local(runtime, probe("echo", python=wrapped), runtimes={wrapped: runtime}) as local:
             worker = os.pidfd_open(local.invoke("echo")[0]["pid"])
         wait_for_end(worker)
-
-    def test_slow_environments_are_slow_there_too(self, runtime, wrapped):
-        faults = Faults(slow_one_in=1, slow_factor=2)
-        with Local(
-            runtime, probe("echo", python=wrapped), runtimes={wrapped: runtime}, conditions=Injector(faults)
-        ) as local:
-            assert local.invoke("echo", 5)[0]["event"] == 5
 
     def test_unsuitable_interpreters_are_refused(self, runtime, tmp_path):
         silent, lost = Path("/bin/true"), tmp_path / "nowhere"

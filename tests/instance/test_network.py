@@ -104,36 +104,30 @@ def in_8_bits(plan, directory, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("measured_on", "words"),
+    ("precision", "measured_on", "words"),
     [
-        (("avx2", "avx512_vnni"), ""),
-        (("avx2",), "this processor adds avx512_vnni"),
-        (("avx2", "avx512_vnni", "amx_int8"), "this processor lacks amx_int8"),
-        ((), "is not known"),
+        ("int8", ("avx2", "avx512_vnni"), ""),
+        ("int8", ("avx2",), "this processor adds avx512_vnni"),
+        ("int8", ("avx2", "avx512_vnni", "amx_int8"), "this processor lacks amx_int8"),
+        ("int8", (), "is not known"),
+        ("int8", None, ""),  # a plan without a record
+        ("fp32", ("amx_int8",), ""),
     ],
 )
 def test_a_variant_in_8_bits_on_another_processor_than_it_was_measured_on_is_warned_of_once(
-    in_8_bits, caplog, measured_on, words
+    in_8_bits, caplog, precision, measured_on, words
 ):
     def here(device):
         assert device == "cpu"
         return "avx2", "avx512_vnni"
 
-    choices = InstanceChoices(CPU, 2, own={"faces:int8": ("int8", 2)}, measured_on={"faces:int8": measured_on})
-    measured = measure_networks({"faces:int8": in_8_bits}, choices, here=here)
-    _, network = measured.networks["faces:int8"]
+    known = {} if measured_on is None else {"faces:a": measured_on}
+    choices = InstanceChoices(CPU, 2, own={"faces:a": (precision, 2)}, measured_on=known)
+    _, network = measure_networks({"faces:a": in_8_bits}, choices, here=here).networks["faces:a"]
     assert words in network.caution
     assert bool(words) == bool(network.caution)
     told = [record.serfer for record in caplog.records if record.message == "accuracy not measured here"]
-    assert [fields["variant"] for fields in told] == ["faces:int8"] * bool(words)
-
-
-def test_a_variant_in_fp32_and_a_plan_without_a_record_are_not_warned_of(directory, in_8_bits, caplog):
-    for place, precision, known in ((directory, "fp32", {"small": ("amx_int8",)}), (in_8_bits, "int8", {})):
-        choices = InstanceChoices(Hardware("cpu", precision, threads=1), 2, measured_on=known)
-        _, network = measure_networks({"small": place}, choices, here=lambda _device: ("avx2",)).networks["small"]
-        assert network.caution == ""
-    assert not [record for record in caplog.records if record.message == "accuracy not measured here"]
+    assert [fields["variant"] for fields in told] == ["faces:a"] * bool(words)
 
 
 def test_this_machines_instruction_sets_are_read():
@@ -193,17 +187,14 @@ def test_invalid_batch_sizes_are_refused_by_option(most, window_ms, option):
         InstanceChoices(CPU, most, window_ms)
 
 
-def test_an_invalid_network_is_refused_in_both_precisions(tmp_path):
+def test_an_invalid_network_is_refused_in_both_precisions_and_a_directory_without_one(tmp_path):
+    with pytest.raises(PlanError):
+        load_whole(tmp_path)
     (tmp_path / "x.onnx").write_bytes(b"no network")
     with pytest.raises(ModelError, match="--precision fp16: this network cannot be converted, use fp32"):
         half_precision(tmp_path / "x.onnx")
     with pytest.raises(InputError, match="ONNX Runtime cannot run the plan's whole network on cpu"):
         module._session(str(tmp_path / "x.onnx"), "cpu", CPU)
-
-
-def test_a_directory_that_is_not_whole_is_refused(tmp_path):
-    with pytest.raises(PlanError):
-        load_whole(tmp_path)
 
 
 def test_a_profile_is_the_median_of_each_size_and_ends_where_its_budget_does(plan):

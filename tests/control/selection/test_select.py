@@ -5,11 +5,11 @@ import pytest
 from serfer.control.selection import FUNCTIONS, Catalogue, InfaasSelector, PlaceState, States, draw_of
 from serfer.control.selection.select import worth_warming
 from serfer.core.errors import UsageError
-from serfer.core.variants import Objectives, SelectionReason, VariantState
+from serfer.core.variants import Objectives, SelectionReason
 from serfer_bench.study.papers.infaas.table8 import ARCHITECTURES, table8
 from tests.applications.worlds import variant as on_functions
 from tests.control.selection import oracle
-from tests.control.selection.worlds import ACTIVE, OVERLOADED, Registry, states, variant
+from tests.control.selection.worlds import ACTIVE, INACTIVE, INTERFERED, OVERLOADED, Registry, states, variant
 
 NONE = Objectives()
 
@@ -110,30 +110,20 @@ def test_the_registry_of_table_8_has_the_paper_s_numbers_and_stays_within_its_ra
 FAST = on_functions("fast", ms=20.0, usd=3e-5, correct=80)
 CHEAP = on_functions("cheap", ms=100.0, usd=1e-5, correct=80, load_ms=900.0)  # a warm-up costs as much as ten queries
 CATALOGUE = Catalogue([FAST, CHEAP])
-ANY = Objectives()
 
 
-def states_of(**by_name):
-    return States({name: [PlaceState(FUNCTIONS, state)] for name, state in by_name.items()})
-
-
-ACTIVE_FAST = states_of(fast=VariantState.ACTIVE, cheap=VariantState.INACTIVE)
-
-
-def test_a_warm_up_pays_when_the_saving_exceeds_its_cost():
-    assert worth_warming({ANY: 5}, CATALOGUE, ACTIVE_FAST) == []
-    assert worth_warming({ANY: 6}, CATALOGUE, ACTIVE_FAST) == ["cheap"]
-
-
-def test_queries_that_the_cheaper_variant_does_not_satisfy_are_no_reason():
-    assert worth_warming({Objectives(latency_ms=50.0): 1000}, CATALOGUE, ACTIVE_FAST) == []
-    assert worth_warming({Objectives(variant="fast"): 1000}, CATALOGUE, ACTIVE_FAST) == []
-
-
-def test_what_is_loaded_already_or_nowhere_is_not_warmed():
-    for state in (VariantState.ACTIVE, VariantState.OVERLOADED, VariantState.INTERFERED):
-        assert worth_warming({ANY: 1000}, CATALOGUE, states_of(fast=VariantState.ACTIVE, cheap=state)) == []
-
-
-def test_without_an_active_variant_the_next_query_decides():
-    assert worth_warming({ANY: 1000}, CATALOGUE, states_of()) == []
+@pytest.mark.parametrize(
+    ("asked", "count", "fast", "cheap", "names"),
+    [
+        (NONE, 5, ACTIVE, INACTIVE, []),
+        (NONE, 6, ACTIVE, INACTIVE, ["cheap"]),
+        # Queries that the cheaper variant does not satisfy are no reason.
+        (Objectives(latency_ms=50.0), 1000, ACTIVE, INACTIVE, []),
+        (Objectives(variant="fast"), 1000, ACTIVE, INACTIVE, []),
+        *((NONE, 1000, ACTIVE, loaded, []) for loaded in (ACTIVE, OVERLOADED, INTERFERED)),
+        (NONE, 1000, INACTIVE, INACTIVE, []),  # the next query decides
+    ],
+)
+def test_a_warm_up_pays_when_the_saving_exceeds_its_cost(asked, count, fast, cheap, names):
+    seen = States({"fast": [PlaceState(FUNCTIONS, fast)], "cheap": [PlaceState(FUNCTIONS, cheap)]})
+    assert worth_warming({asked: count}, CATALOGUE, seen) == names

@@ -153,10 +153,9 @@ def test_of_several_commands_all_are_run_and_the_last_ones_tables_recorded(check
     ("command", "check"),
     [
         ("paper infless --figure 16 --trace traces/nasa_http_1995_per_minute.csv", ("--check",)),
-        ("policies halves --traces traces --load nasa", ()),
         ("policies optimum --traces traces --load nasa --load uniform:hours=0.1 --scale S --policy serverless", ()),
     ],
-    ids=["a file", "a folder", "one of two loads"],
+    ids=["a file", "one of two loads"],
 )
 def test_a_record_of_a_trace_that_is_not_here_is_skipped_and_stays_as_it_is(checkout, monkeypatch, command, check):
     monkeypatch.chdir(checkout)

@@ -143,9 +143,8 @@ class TestQueries:
             return futures[-1]
 
         ends = run_queries(submit, [EXAMPLE], (0.0, 0.0), patience_s=5, clock=Time(tick=1.0).clock())
-        assert [end.error for end in ends] == [NO_ANSWER] * 2
+        assert [(end.error, end.latency > 5) for end in ends] == [(NO_ANSWER, True)] * 2
         assert all(future.cancelled() for future in futures)
-        assert all(end.latency > 5 for end in ends)
         [end] = run_queries(lambda _: answered(RIGHT + 7), [Example(EXAMPLE.pixels)], (0.0,))
         assert end.error is None
 

@@ -1,7 +1,6 @@
 """`serfer study policies halves`: MArk is tuned on the first half of a load, and judged with others on the second."""
 
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -78,12 +77,10 @@ def test_settings_of_mark_reach_the_policy():
     assert on_s(900.0) > on_s(60.0) + 800
 
 
-def outcome(policy, usd, met, load="a", ratio=None):
-    names = dict.fromkeys(Outcome.__dataclass_fields__)
-    where = {"trace": load, "scenario": "b", "scale": "S"}
+def outcome(policy, usd, met, load="a"):
     known = {"policy": policy, "cost_usd": usd, "slo_met": met, "launches": 0, "windows": (), "warnings": ()}
-    known |= {"ratio": ratio}
-    return Outcome(**{**names, **where, **known})
+    known |= {"trace": load, "scenario": "b", "scale": "S"}
+    return Outcome(**{**dict.fromkeys(Outcome.__dataclass_fields__), **known})
 
 
 def test_the_summary_compares_with_mark_case_by_case():
@@ -94,15 +91,14 @@ def test_the_summary_compares_with_mark_case_by_case():
 
 
 def test_seeds_of_a_load_are_one_row_from_the_least_to_the_largest():
-    tuned = [
-        replace(outcome(f"mark ({how})", usd, 1.0), trace=f"mmpp:hours=2.5,seed={seed}")
-        for seed, how, usd in [(0, "seasonal", 2.0), (1, "lstm", 4.0)]
+    first, second = (f"mmpp:hours=2.5,seed={seed}" for seed in (0, 1))
+    outcomes = [
+        outcome("mark (seasonal)", 2.0, 1.0, first),
+        outcome("ski-rental", 3.0, 0.5, first),
+        outcome("mark (lstm)", 4.0, 1.0, second),
+        outcome("ski-rental", 4.0, None, second),
     ]
-    others = [
-        replace(outcome("ski-rental", usd, met), trace=f"mmpp:hours=2.5,seed={seed}")
-        for seed, usd, met in [(0, 3.0, 0.5), (1, 4.0, None)]
-    ]
-    found = rows([tuned[0], others[0], tuned[1], others[1]])
+    found = rows(outcomes)
     assert {row[0] for row in found} == {"mmpp:hours=2.5"}
     assert [row[3:] for row in found] == [
         ("mark (seasonal); mark (lstm)", "2.00 to 4.00", "1.000", "-", "100.00%"),

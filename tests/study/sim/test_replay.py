@@ -39,11 +39,9 @@ def invocation(at_once, seconds, *, cold=False):
     return Invocation(at_once, seconds, REQUEST + USD_PER_S * (seconds - UNBILLED_S), cold)
 
 
-def speed(warm=(0.1, 0.2), cold=(1.0, 1.9)):
+def speed():
     """Return that of a machine that was measured with one query and with three at once."""
-    levels = (1, 3)
-    measured = [invocation(level, each) for level, each in zip(levels, warm, strict=True)]
-    measured += [invocation(level, each, cold=True) for level, each in zip(levels, cold, strict=True)]
+    measured = [invocation(1, 0.1), invocation(3, 0.2), invocation(1, 1.0, cold=True), invocation(3, 1.9, cold=True)]
     return MachineSpeed.of(measured, USD_PER_S, most=3)
 
 
@@ -51,11 +49,10 @@ def replayed(arrivals, seconds, thinned=1.0):
     return ReplayedLoad(Window("whole", 0.0, seconds), thinned, np.array(arrivals, dtype=float))
 
 
-def simulated(arrivals, seconds, world=None, policy="serverless", **speeds):
-    here = speed(**speeds)
-    load = replayed(arrivals, seconds)
-    world = world or scenario_here(scenario(), here, None, load, TARGET)
-    return simulate(load, here, world, policy, period_s=1.0, patience_s=PATIENCE_S)
+def simulated(arrivals, seconds):
+    here, load = speed(), replayed(arrivals, seconds)
+    world = scenario_here(scenario(), here, None, load, TARGET)
+    return simulate(load, here, world, "serverless", period_s=1.0, patience_s=PATIENCE_S)
 
 
 ROWS = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 5)), min_size=1, max_size=8)

@@ -17,14 +17,9 @@ LATENCY_MS = 1000.0
 
 
 def load(counts, row_s=60.0):
-    """Return a load whose rows use so many instances at once."""
-    rates = [rate_of(count) for count in counts]
-    return Trace("load", np.full(len(counts), row_s), np.array(rates))
-
-
-def rate_of(count):
-    """Return a rate that uses so many instances: x + 2 sqrt(x) is just below the count."""
-    return (math.sqrt(count + 1.0) - 1.0) ** 2 * (1 - 1e-9)
+    """Return a load whose rows use so many instances at once: x + 2 sqrt(x) is just below the count."""
+    rates = (np.sqrt(np.array(counts) + 1.0) - 1.0) ** 2 * (1 - 1e-9)
+    return Trace("load", np.full(len(counts), row_s), rates)
 
 
 @given(st.integers(0, 100))

@@ -1,7 +1,7 @@
 """Policies on a cluster's loads, and `serfer study simulate` on a cluster's scenario."""
 
-import json
 import tomllib
+from functools import partial
 
 import pytest
 
@@ -11,7 +11,7 @@ from serfer_bench.study.policies.infless.policies import CLUSTER_POLICIES
 from serfer_bench.study.policies.infless.scenario import parse_cluster
 from serfer_bench.study.sim.cluster.outcome import outcome_of
 from serfer_bench.study.sim.cluster.run import Detail, cluster_load, run_cluster
-from tests.bench.running import run
+from tests.bench.running import rows, run
 from tests.study.sim.cluster.worlds import TOML
 from tests.study.sim.worlds import TOML as TARGETS
 
@@ -101,23 +101,22 @@ def scenario(scenario):
     return scenario
 
 
-def called(*arguments):
-    return run("study", "simulate", *arguments).stdout
+called = partial(run, "study", "simulate")
+outcomes = partial(rows, "study", "simulate")
 
 
 def test_json_has_a_line_for_each_policy(scenario):
-    text = called("--scenario", scenario, "--policy", "infless", "--policy", "openfaas-plus", "--json")
-    rows = [json.loads(line) for line in text.splitlines()]
-    assert [one["policy"] for one in rows] == ["infless", "openfaas-plus"]
-    for one in rows:
+    found = outcomes("--scenario", scenario, "--policy", "infless", "--policy", "openfaas-plus")
+    assert [one["policy"] for one in found] == ["infless", "openfaas-plus"]
+    for one in found:
         assert one["met"] + one["late"] + one["dropped"] == one["requests"]
         assert [each["name"] for each in one["functions"]] == ["vehicles", "answers"]
         assert sum(one["batches"].values()) == pytest.approx(1.0, abs=1e-4)
-    assert rows[0]["requests"] == rows[1]["requests"]
+    assert found[0]["requests"] == found[1]["requests"]
 
 
 def test_infless_is_the_default_and_a_table_is_printed_or_a_picture_drawn(scenario, tmp_path):
-    text = called("--scenario", scenario, "--level", "rates")
+    text = called("--scenario", scenario, "--level", "rates").stdout
     assert "infless" in text
     assert "requests per unit and second" in text
     called("--scenario", scenario, "--level", "rates", "--policy", "batch", "--plot", tmp_path / "out.svg")
@@ -129,13 +128,12 @@ def test_load_is_for_functions_that_have_none(scenario):
     scenario.write_text(TOML.replace('load = "poisson:rate=100,hours=0.1"\n', ""))
     with pytest.raises(UsageError, match=r"functions\[1\] has no load"):
         called("--scenario", scenario)
-    [row] = called("poisson:rate=7,hours=0.1", "--scenario", scenario, "--level", "rates", "--json").splitlines()
-    assert json.loads(row)["functions"][1]["requests"] == pytest.approx(2 * 7 * 360, rel=0.1)
+    [row] = outcomes("poisson:rate=7,hours=0.1", "--scenario", scenario, "--level", "rates")
+    assert row["functions"][1]["requests"] == pytest.approx(2 * 7 * 360, rel=0.1)
 
 
 def test_times_cut_the_loads_of_all_functions(scenario):
-    [row] = called("--scenario", scenario, "--level", "rates", "--from", "60", "--until", "120", "--json").splitlines()
-    one = json.loads(row)
+    [one] = outcomes("--scenario", scenario, "--level", "rates", "--from", "60", "--until", "120")
     assert one["seconds"] == 60
     assert one["functions"][1]["requests"] == pytest.approx(2 * 100 * 60, rel=0.1)
 

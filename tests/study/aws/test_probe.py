@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-from contextlib import contextmanager
 from statistics import median
 from unittest.mock import Mock
 
@@ -64,16 +63,10 @@ class Function:
         return failure or Report("e", 500.0 * cold, 1, 50, 1, 52, 1, 1, StoreCounts(9, 1, 9, 1))
 
 
-@contextmanager
-def listening():
-    """An endpoint that takes connections."""
-    with socket.create_server(("127.0.0.1", 0), backlog=16) as server:
-        yield f"http://127.0.0.1:{server.getsockname()[1]}"
-
-
 def probed(function, allow=lambda _step: None, spend=lambda *_: None):
     store = Mock(wraps=MemoryStore())
-    with listening() as endpoint:
+    with socket.create_server(("127.0.0.1", 0), backlog=16) as server:  # it takes connections
+        endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"
         try:
             return asyncio.run(Probe(PLAN, function, store, function, endpoint, allow, spend, EXTENT).run())
         finally:

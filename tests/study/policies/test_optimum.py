@@ -38,11 +38,7 @@ BOOTS = st.sampled_from([0.0, 10.0, 240.0])
 def least_of_all_fleets(world, load):
     """Try every number of instances in every row, without a thought of levels."""
     most = 1 + int(max(rate for _, rate in load) // world.instance.qps)
-
-    def usd(fleet):
-        return cost(world, load, fleet)
-
-    return min(map(usd, product(range(most + 1), repeat=len(load))))
+    return min(cost(world, load, fleet) for fleet in product(range(most + 1), repeat=len(load)))
 
 
 @settings(derandomize=True, max_examples=30)

@@ -146,14 +146,15 @@ def test_instance_serves_from_its_boot_to_its_last_queued_query():
     assert len(result.latencies_s) == result.queries
 
 
-def test_the_first_queries_are_cold_and_environments_stay_warm_for_their_time():
+def test_the_first_queries_are_cold_and_environments_stay_warm_for_their_time_until_a_window_that_is_measured():
     result = ran(trace([100], [20]), scenario(), Scripted([0]))
-    assert 0 < result.cold_starts < 30
-    cold = (result.latencies_s > 0.5).sum()
-    assert cold == result.cold_starts
+    assert 0 < result.cold_starts == (result.latencies_s > 0.5).sum() < 30
     always = ran(trace([100], [20]), scenario(keep_alive_s=0.0), Scripted([0]))
     assert always.cold_starts == always.queries
     assert always.idle_gb_s == 0 < result.idle_gb_s < 100 * result.cold_starts
+    late = ran(trace([100], [20]), scenario(), Scripted([0]), window=Window("late", 50.0, 100.0))
+    assert late.cold_starts <= 2
+    assert late.queries == pytest.approx(1000, rel=0.15)
 
 
 def test_provisioned_environments_stay_without_queries_and_others_only_for_their_time():
@@ -214,18 +215,6 @@ def test_queries_beyond_a_limit_are_refused():
     assert len(result.latencies_s) + result.throttled == result.queries
 
 
-def test_only_the_window_is_measured_after_a_warm_start():
-    result = ran(trace([100], [20]), scenario(), Scripted([0]), window=Window("late", 50.0, 100.0))
-    assert result.cold_starts <= 2
-    assert result.queries == pytest.approx(1000, rel=0.15)
-
-
-def test_too_many_queries_are_refused_at_once(monkeypatch):
-    monkeypatch.setattr(queries, "MAX_QUERIES", 100)
-    with pytest.raises(UsageError, match="--window-s"):
-        ran(trace([10], [100]), scenario(), Scripted([0]))
-
-
 def test_policy_observes_every_query_with_the_loads_own_counts():
     counts = np.random.default_rng(0).poisson(10, 200).astype(float)
     policy = Scripted([0])
@@ -233,16 +222,16 @@ def test_policy_observes_every_query_with_the_loads_own_counts():
     assert [rate for _, rate in policy.seen] == counts.tolist()
 
 
-def test_windows_are_the_busiest_hour_and_the_median_busy_hour():
+def test_windows_are_the_busiest_hour_and_the_median_busy_hour_and_of_too_many_queries_refused(monkeypatch):
     load = trace([3600] * 6, [0, 5, 1, 9, 3, 0])
-    assert [(one.name, one.begin_s, one.end_s) for one in windows_of(load)] == [
-        ("busiest", 3 * 3600, 4 * 3600),
-        ("median", 4 * 3600, 5 * 3600),
-    ]
+    assert windows_of(load) == (Window("busiest", 10_800.0, 14_400.0), Window("median", 14_400.0, 18_000.0))
     assert windows_of(trace([100], [1])) == (Window("whole", 0.0, 100.0),)
     assert len(windows_of(trace([7200], [1]))) == 1
     with pytest.raises(UsageError, match="--window-s"):
         windows_of(load, 0)
+    monkeypatch.setattr(queries, "MAX_QUERIES", 100)
+    with pytest.raises(UsageError, match="--window-s"):
+        ran(trace([10], [100]), scenario(), Scripted([0]))
 
 
 def test_the_scenarios_times_have_its_mean_and_the_published_tail():

@@ -120,10 +120,10 @@ def test_a_parked_instance_serves_again_without_a_cold_start_and_stops_after_its
     assert policy.servers.active == 0
 
 
-def steps(policy, on_s, off_s, cycles, tick_s=10):
+def steps(policy, on_s, off_s, cycles):
     """Yield (cycle, seconds since its begin, step) of a function that has load for `on_s` in each cycle."""
     for cycle in range(cycles):
-        for second in range(0, on_s + off_s, tick_s):
+        for second in range(0, on_s + off_s, 10):
             rate = 50 if second < on_s else 0
             yield cycle, second, policy.step(cycle * (on_s + off_s) + second, (rate, 0))
 

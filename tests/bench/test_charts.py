@@ -27,15 +27,12 @@ def axes_of(*charts):
 
 
 def test_curves_of_one_name_share_a_colour_show_all_their_points_and_may_be_dashed():
-    [axes] = axes_of(time_chart(ROUNDS))
-    assert [line.get_xydata().tolist() for line in axes.lines] == [[*map(list, curve.points)] for curve in ROUNDS]
-    first, second, third = (line.get_color() for line in axes.lines)
-    assert first == third != second
-    points = ((1.0, 1.0), (2.0, 2.0))
-    [axes] = axes_of(order_chart([Curve("serfer", points), Curve("serfer", points, dashed=True)]))
-    solid, dashed = axes.lines
-    assert (solid.get_linestyle(), dashed.get_linestyle()) == ("-", "--")
-    assert solid.get_color() == dashed.get_color()
+    curves = [*ROUNDS, replace(ROUNDS[0], dashed=True)]
+    [axes] = axes_of(order_chart(curves))
+    assert [line.get_xydata().tolist() for line in axes.lines] == [[*map(list, curve.points)] for curve in curves]
+    assert [line.get_linestyle() for line in axes.lines] == ["-", "-", "-", "--"]
+    first, second, *others = (line.get_color() for line in axes.lines)
+    assert others == [first, first] != [second, second]
 
 
 def test_titles_legend_and_stamp_are_written_and_charts_lie_between_them():
@@ -60,8 +57,6 @@ def test_an_axis_is_linear_from_0_or_logarithmic_with_round_ticks(log):
     curve = Curve("x", ((1.0, 30.0), (900.0, 80.0)))
     [axes] = axes_of(Chart("a", "b", "c", (curve,), x_log=log))
     low, high = axes.get_xlim()
-    assert low < 1.0
-    assert high > 900.0
     ticks = [tick for tick in axes.get_xticks() if low <= tick <= high]
     assert (low == 0.0) != log
     assert ticks == pytest.approx([1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] if log else [0, 200, 400, 600, 800])

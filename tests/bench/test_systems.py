@@ -50,15 +50,6 @@ def whole(plan, directory):
     return unsplit(plan, directory)
 
 
-def check_answers(system, whole):
-    """Have queries of one image and of several answered, more of them than may be in flight."""
-    batches = [PIXELS[:1], PIXELS, PIXELS[1:2]]
-    for pixels, future in [(pixels, system.submit(pixels)) for pixels in batches]:
-        logits = future.result(PATIENCE)
-        assert (logits.shape, logits.dtype) == ((len(pixels), CLASSES), np.float32)
-        assert difference(logits, whole(pixels)).exact
-
-
 def descendants():
     return set(psutil.Process().children(recursive=True))
 
@@ -91,7 +82,11 @@ class TestStarted:
     @pytest.mark.parametrize("system", marked(SYSTEMS), indirect=True)
     def test_it_answers_as_the_unsplit_model_and_refuses_pixels_that_do_not_fit_at_once(self, system, lean, request):
         assert system.name == request.node.callspec.params["system"]
-        check_answers(system, unsplit(load_plan(lean), lean))
+        batches = [PIXELS[:1], PIXELS, PIXELS[1:2]]  # more than may be in flight
+        for pixels, future in [(pixels, system.submit(pixels)) for pixels in batches]:
+            logits = future.result(PATIENCE)
+            assert (logits.shape, logits.dtype) == ((len(pixels), CLASSES), np.float32)
+            assert difference(logits, unsplit(load_plan(lean), lean)(pixels)).exact
         for pixels in (PIXELS[:, 1:], PIXELS[0], PIXELS[:0]):
             with pytest.raises(InputError, match="the batch is uint8 with shape"):
                 system.submit(pixels)
@@ -310,15 +305,13 @@ def carried(plan, place):
     return scale * read + 4 * written
 
 
-class TestInFlight:
-    @pytest.mark.parametrize(("chosen", "tasks", "expected"), [(None, 4, 4), (3, 4, 3), (None, 16, 1), (1, 5, 1)])
-    def test_as_many_queries_as_are_never_refused(self, chosen, tasks, expected):
-        assert queries_at_once(chosen, tasks, Settings(local_concurrency=16)) == expected
-
-    @pytest.mark.parametrize(("chosen", "tasks"), [(5, 4), (None, 17), (0, 4)])
-    def test_more_or_none_are_an_error(self, chosen, tasks):
+def test_as_many_queries_are_in_flight_as_are_never_refused_and_more_or_none_are_an_error():
+    mine = Settings(local_concurrency=16)
+    found = [queries_at_once(chosen, tasks, mine) for chosen, tasks in ((None, 4), (3, 4), (None, 16), (1, 5))]
+    assert found == [4, 3, 1, 1]
+    for chosen, tasks in ((5, 4), (None, 17), (0, 4)):
         with pytest.raises(UsageError, match="SERFER_LOCAL_CONCURRENCY=16"):
-            queries_at_once(chosen, tasks, Settings(local_concurrency=16))
+            queries_at_once(chosen, tasks, mine)
 
 
 class TestFormats:
@@ -351,17 +344,15 @@ class TestFormats:
             from_json({**to_json(np.ones(2, np.float32)), **change})
 
     @pytest.mark.parametrize("event", [None, {}, {"query": "x", "stage": 0, "tile": 0}, {"stage": 0, "tile": 0}])
-    def test_events_that_name_no_task_are_refused(self, event, plan, directory):
+    def test_events_that_name_no_task_and_tiles_that_the_plan_does_not_have_are_refused(self, event, plan, directory):
         environment = Environment(plan, directory, threads=1)
         with pytest.raises(InputError):
             run_task(event, environment, MemoryStore())
         with pytest.raises(InputError):
             work(event, environment)
-
-    @pytest.mark.parametrize("place", [(0, 4), (3, 0), (-1, 0), (0, -1)])
-    def test_a_tile_that_the_plan_does_not_have_is_refused(self, place, plan, directory):
-        with pytest.raises(InputError, match="the plan has no tile"):
-            Environment(plan, directory, threads=1).compute(*place, [])
+        for place in ((0, 4), (3, 0), (-1, 0), (0, -1)):
+            with pytest.raises(InputError, match="the plan has no tile"):
+                environment.compute(*place, [])
 
 
 @pytest.mark.parametrize("place", ["fetched", "image"])

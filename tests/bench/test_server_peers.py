@@ -43,16 +43,12 @@ http.server.ThreadingHTTPServer(("127.0.0.1", int(os.environ["PEER_PORT"])), Han
 """
 
 
-def posted(launch, image):
-    return Request(launch.url, image, dict)
-
-
 def stand_in(name, program, answer=RIGHT):
     return Peer(
         name,
         "",
         lambda _: [sys.executable, "-c", program],
-        posted,
+        lambda launch, image: Request(launch.url, image, dict),
         variables=lambda launch: {**launch.variables, "ANSWER": json.dumps(answer)},
     )
 

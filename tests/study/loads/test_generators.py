@@ -26,8 +26,7 @@ def test_poisson_has_its_rate_and_spread_and_mmpp_alternates_between_its_rates()
     high = load.rates > 500
     assert high.mean() == pytest.approx(0.25, abs=0.04)
     assert np.flatnonzero(np.diff(high)).size == pytest.approx(200 * 3600 / 200, rel=0.2)
-    load = generate("mmpp:low=0,high=1000,low_s=0.001,high_s=0.001,hours=40")
-    high = load.rates > 500
+    high = generate("mmpp:low=0,high=1000,low_s=0.001,high_s=0.001,hours=40").rates > 500
     assert np.array_equal(high, np.arange(high.size) % 2 == 1)
 
 

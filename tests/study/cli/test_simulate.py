@@ -162,11 +162,6 @@ def test_prices_that_come_with_serfer_are_known_by_name_and_one_is_the_default(g
     assert one["scenario"] == name
 
 
-def test_an_unknown_name_of_prices_is_refused_with_those_that_there_are():
-    with pytest.raises(InputError, match="by name: those are aws, azure, google-cloud, large-network, small-network"):
-        called(LOAD, "--scenario", "smal-network")
-
-
 def test_a_file_cut_and_scaled(scenario, tmp_path):
     trace = tmp_path / "load.csv"
     trace.write_text("minute,requests\n0,60\n1,120\n2,0\n3,0\n4,60\n")

@@ -168,7 +168,7 @@ def test_training_learns_a_wave_and_is_repeatable():
     train_lstm(wave(116), LstmOptions(**{**vars(SMALL), "epochs": 1}))
 
 
-def test_errors_are_shares_of_the_mean_peak():
+def test_errors_are_shares_of_the_mean_peak_and_peaks_the_highest_five_seconds_of_each_minute():
     rising = np.arange(1.0, 41.0)
     errors = errors_of(Flat(), rising[:10], rising[10:], 10)
     mean = rising[10:].mean()
@@ -176,9 +176,6 @@ def test_errors_are_shares_of_the_mean_peak():
     assert errors.all_units == pytest.approx(5.5 / mean)
     with pytest.raises(InputError, match="it should have 20"):
         errors_of(Flat(), rising[:10], rising[10:29], 10)
-
-
-def test_peaks_of_a_load_are_the_highest_five_seconds_of_each_minute():
     rates = np.full(120, 10.0)
     rates[65:70] = 50.0
     assert peaks_of(Trace("a trace", np.ones(120), rates)).tolist() == [10.0, 50.0]

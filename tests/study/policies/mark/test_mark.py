@@ -129,6 +129,10 @@ def test_only_the_first_type_is_used_on_demand_unless_all_types_and_spot_are_wan
     assert {one.market for one in both} == {Market.SPOT}
     assert sum(one.count * world.kind(one.kind).qps for one in both) >= 500.0
     assert [(one.kind, one.count) for one in both if one.kind == "g5.xlarge"] == [("g5.xlarge", 2)]
+    world = burstable()
+    cheap = replace(world.instances[1], usd_per_hour=1.0)  # but no candidate
+    policy = Mark(replace(world, instances=(world.instance, cheap)), MarkOptions(all_types=True))
+    assert {one.kind for one in plans(policy, [(120, 30.0)])[-1].instances} == {"gpu"}
 
 
 def burstable():
@@ -180,13 +184,6 @@ def test_environments_are_warm_before_a_surge_that_is_forecast(monkeypatch):
     assert warm[:-1] == [0] * 5
     assert warm[-1] == 7  # 50 queries/s in the four minutes of a boot: 3 of 60 ms on average
     assert plans(mark(), [(120, 3 * QPS)], serving=3)[-1].warm == 0
-
-
-def test_a_burstable_type_is_no_candidate():
-    world = burstable()
-    cheap = replace(world.instances[1], usd_per_hour=1.0)
-    policy = Mark(replace(world, instances=(world.instance, cheap)), MarkOptions(all_types=True))
-    assert {one.kind for one in plans(policy, [(120, 30.0)])[-1].instances} == {"gpu"}
 
 
 GPU = ((1, 41.25), (8, 130.0))

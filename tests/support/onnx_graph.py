@@ -16,7 +16,7 @@ class Graph:
         """Return the name of a constant; numbers with a fraction are float32."""
         array = np.asarray(value, order="C")
         array = array.astype(np.float32) if array.dtype == np.float64 else array
-        self.constants.append(numpy_helper.from_array(array, name or f"w{len(self.constants)}"))
+        self.constants.append(numpy_helper.from_array(array, name or f"c{len(self.constants)}"))
         return self.constants[-1].name
 
     def normal(self, *shape, deviation=0.3):
@@ -29,8 +29,8 @@ class Graph:
         `others` name its outputs behind the first, which alone is returned; with `outputs`, a number, all are.
         """
         names = [value if isinstance(value, str) else self.constant(value) for value in inputs]
-        first = output or f"{kind.lower()}_{len(self.nodes)}"
-        made = [first, *others, *(f"{first}_{number}" for number in range(1, outputs))]
+        first = output or f"{kind}_{len(self.nodes)}_0"
+        made = [first, *others, *(f"{kind}_{len(self.nodes)}_{number}" for number in range(1, outputs))]
         self.nodes.append(helper.make_node(kind, names, made, first, **attributes))
         return first if outputs == 1 else made
 

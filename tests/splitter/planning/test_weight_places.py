@@ -248,7 +248,7 @@ def test_a_weight_beyond_fp16s_range_stays_fp32(tmp_path):
     plan = cut_net(net, output, tmp_path / "plan", ["2x2", "1"], precision="fp16")
     kept = {tensor.name: tensor.data_type for tensor in onnx.load(tmp_path / "plan/unsplit.onnx").graph.initializer}
     assert kept["huge"] == onnx.TensorProto.FLOAT
-    assert sorted(name for name, kind in kept.items() if kind == onnx.TensorProto.FLOAT16) == ["w1.half"]
+    assert sorted(name for name, kind in kept.items() if kind == onnx.TensorProto.FLOAT16) == ["c1.half"]
     check_fp16(net, output, plan, tmp_path / "plan")
 
 

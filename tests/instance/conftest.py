@@ -4,6 +4,9 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from serfer.api.admission import Admission
+from serfer.api.app import make_app
+from serfer.api.service import Service
 from serfer.control.batching import Profile
 from serfer.control.dispatch import Batching, ServiceTimeEstimator
 from serfer.instance.device import MAX_HELD, Device
@@ -18,6 +21,7 @@ from serfer.settings import Settings
 from serfer.storage import open_store
 from tests.e2e.conftest import cache, examples, serfer_, serfer_here, start  # noqa: F401 - fixtures
 from tests.e2e.small import split_small
+from tests.support.served import Observed, running
 
 PATIENCE = 60.0
 QUICK = Profile(((1, 1.0), (64, 8.0)))  # ms that the engine believes in; nothing takes that long here
@@ -116,6 +120,15 @@ def pipeline_of(plan):
     yield make
     for pipeline in opened:
         pipeline.close()
+
+
+@pytest.fixture
+def serving(engine_of, pipeline_of):
+    """Serve an engine over the gated network; yields the URL and the engine."""
+    engine = engine_of()
+    service = Service({"small": pipeline_of(engine).asynchronous}, Admission(100, 0), Observed())
+    with running(make_app(service, Settings())) as url:
+        yield url, engine
 
 
 def pixels(count, seed=0, size=34):

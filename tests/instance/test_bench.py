@@ -5,26 +5,12 @@ import json
 import httpx
 import pytest
 
-from serfer.api.admission import Admission
-from serfer.api.app import make_app
-from serfer.api.service import Service
 from serfer.core.errors import UnavailableError
 from serfer.instance.network import Hardware
-from serfer.settings import Settings
 from serfer_bench.core import processes as child
 from serfer_bench.serving import turns
 from serfer_bench.serving.instance import Workload, measure, systems
 from tests.e2e.small import split_small
-from tests.support.served import Observed, running
-
-
-@pytest.fixture
-def serving(engine_of, pipeline_of):
-    engine = engine_of()
-    with running(
-        make_app(Service({"small": pipeline_of(engine).asynchronous}, Admission(100, 0), Observed()), Settings())
-    ) as url:
-        yield url, engine
 
 
 def test_bursts_and_steady_loads_at_an_instance_that_serves_already(serving, directory):

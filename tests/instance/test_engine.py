@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import asynccontextmanager
 
+import httpx
 import numpy as np
 import pytest
 
@@ -10,8 +11,10 @@ from serfer.control.batching import Profile
 from serfer.core.errors import DeadlineError, OverloadedError, TaskFailedError, UnavailableError
 from serfer.core.exactness import difference
 from serfer.drivers.driver import NO_CONTEXT
+from tests.e2e.conftest import eventually
 from tests.e2e.small import batch
 from tests.instance.conftest import PATIENCE, pixels
+from tests.support.tensors import plain
 
 LONG = 60.0
 
@@ -185,3 +188,15 @@ async def test_a_query_of_pixels_is_normalised_as_the_plan_says(engine_of, whole
     served = await engine.run(pixels(2), LONG, NO_CONTEXT)
     await engine.close()
     assert np.array_equal(served.logits, whole(pixels(2)))
+
+
+def test_an_engine_that_fails_is_not_ready_until_it_computes_again(serving, network):
+    url, engine = serving
+    network.error = RuntimeError("no kernel image")
+    with httpx.Client(base_url=url, timeout=PATIENCE) as http:
+        failed = http.post("/v2/models/small/infer", json=plain(batch()))
+        assert (failed.status_code, "no kernel image" in failed.text) == (503, False)
+        eventually(lambda: http.get("/v2/health/ready").status_code == 503, "it says so")
+        network.error = None
+        eventually(lambda: http.get("/v2/health/ready").status_code == 200, "it recovers by itself")
+    assert engine.trouble == ""

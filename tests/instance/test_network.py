@@ -172,19 +172,19 @@ def test_a_gpu_computes_without_tensorfloat_32():
     assert (name, options["use_tf32"], fallback) == ("CUDAExecutionProvider", "0", "CPUExecutionProvider")
 
 
-@pytest.mark.parametrize(("device", "precision", "option"), [("gpu", "fp32", "--device"), ("cpu", "int4", "--precis")])
-def test_unknown_words_are_refused_by_option(device, precision, option):
-    with pytest.raises(UsageError, match=option):
-        Hardware(device, precision)
-
-
 @pytest.mark.parametrize(
-    ("most", "window_ms", "option"),
-    [(0, 0.0, "--max-batch"), (1025, 0.0, "--max-batch"), (1, -1.0, "--window-ms"), (1, 1e9, "--window-ms")],
+    ("make", "values", "option"),
+    [
+        (Hardware, ("gpu",), "--device"),
+        (Hardware, ("cpu", "int4"), "--precision"),
+        *((InstanceChoices, (CPU, most), "--max-batch is 1 to 1024") for most in (0, 1025)),
+        *((InstanceChoices, (CPU, 1, window_ms), "--window-ms") for window_ms in (-1.0, 1e9)),
+        (InstanceChoices, (CPU, 1, 0.0, 0), "memory_mb is 1 to"),
+    ],
 )
-def test_invalid_batch_sizes_are_refused_by_option(most, window_ms, option):
+def test_what_no_instance_can_have_is_refused_by_option(make, values, option):
     with pytest.raises(UsageError, match=option):
-        InstanceChoices(CPU, most, window_ms)
+        make(*values)
 
 
 def test_an_invalid_network_is_refused_in_both_precisions_and_a_directory_without_one(tmp_path):

@@ -53,7 +53,7 @@ class LoadMonitor:
         self._running.change(now, self._count)
         self._busy.change(now, min(1, self._count))
         if now - self._marks[-1][0] >= _MARK_S:
-            self._throttled(now, sum(load.throttled for load in self._functions()))
+            self._count_throttled(now, sum(load.throttled for load in self._functions()))
 
     @contextmanager
     def offline(self) -> Iterator[None]:
@@ -86,7 +86,7 @@ class LoadMonitor:
         return QueryLoad(
             utilisation=busiest.utilisation if busiest else self._own(now),
             of_account=busiest is not None and busiest.of_account,
-            throttled=self._throttled(now, sum(load.throttled for load in loads)),
+            throttled=self._count_throttled(now, sum(load.throttled for load in loads)),
             latency=self._interference.ratio(now),
         )
 
@@ -99,7 +99,7 @@ class LoadMonitor:
             return self._busy.mean(now)
         return self._running.mean(now) / self._most
 
-    def _throttled(self, now: float, total: int) -> int:
+    def _count_throttled(self, now: float, total: int) -> int:
         """Return how many invocations were refused in the last seconds, and note how many have been so far."""
         marks = self._marks
         while len(marks) > 1 and marks[1][0] <= now - WINDOW_S:

@@ -106,7 +106,7 @@ async def run_question(
         answered = await service.predict(question.query, data, names, question.wanted)
     else:
         choice, answered, pipeline = await _run_selected(service, service.applications, question, images, runs)
-    plan, chosen = answered.result.plan or pipeline.plan, _selected(choice) if choice else None
+    plan, chosen = answered.result.plan or pipeline.plan, _describe_choice(choice) if choice else None
     timeline = timeline_of(answered, plan, pipeline.facts) if question.explain else None
     report = ServedReport(**vars(answered.result.report), timeline=timeline, selected=chosen)
     if question.wanted.classes:
@@ -142,7 +142,7 @@ async def _run_selected(
     return choice, answered, used[choice.model]
 
 
-def _selected(choice: Choice) -> SelectedVariant:
+def _describe_choice(choice: Choice) -> SelectedVariant:
     variant, selection = choice.variant, choice.selection
     return SelectedVariant(
         application=choice.application,

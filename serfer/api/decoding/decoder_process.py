@@ -53,18 +53,18 @@ class Job:
     memory_bytes: int
 
     def pack(self, data: bytes) -> bytes:
-        recipe, name = _packed(self.recipe), self.name.encode(errors="surrogatepass")
+        recipe, name = _pack_recipe(self.recipe), self.name.encode(errors="surrogatepass")
         limits = self.pixels_left, self.request_pixels, self.processor_s, self.memory_bytes
         return JOB_HEAD.pack(len(recipe), len(name), len(data), *limits) + recipe + name
 
 
 @lru_cache(_RECIPES)
-def _packed(recipe: Recipe) -> bytes:
+def _pack_recipe(recipe: Recipe) -> bytes:
     return json.dumps(unstructure(recipe)).encode()
 
 
 @lru_cache(_RECIPES)
-def _unpacked(recipe: bytes) -> Recipe:
+def _unpack_recipe(recipe: bytes) -> Recipe:
     return structure(Recipe, json.loads(recipe), "recipe")
 
 
@@ -114,7 +114,7 @@ def _serve(driver: socket.socket) -> None:
         of_recipe, of_name, size, *limits = JOB_HEAD.unpack(head)
         described = driver.recv(of_recipe + of_name, socket.MSG_WAITALL)
         name = described[of_recipe:].decode(errors="surrogatepass")
-        job = Job(name, _unpacked(described[:of_recipe]), *limits)
+        job = Job(name, _unpack_recipe(described[:of_recipe]), *limits)
         data = driver.recv(size, socket.MSG_WAITALL)
         if len(data) < size:
             return

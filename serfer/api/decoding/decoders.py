@@ -156,14 +156,14 @@ class _Decoder:
         loop = asyncio.get_running_loop()
         self._waiting = loop.create_future()
         if not self._watched:
-            loop.add_reader(self._socket, self._arrived)
+            loop.add_reader(self._socket, self._on_readable)
             self._watched = True
         try:
             await self._waiting
         finally:
             self._waiting = None
 
-    def _arrived(self) -> None:
+    def _on_readable(self) -> None:
         if self._waiting is None:  # it has ended, or answers before it has all of its file
             self.leave()
         elif not self._waiting.done():
@@ -277,7 +277,7 @@ class Decoders:
         try:
             decoder = await asyncio.shield(starting)
         except asyncio.CancelledError:
-            starting.add_done_callback(self._not_wanted)
+            starting.add_done_callback(self._keep_unwanted)
             raise
         self._started.discard(decoder)
         return decoder
@@ -286,7 +286,7 @@ class Decoders:
         if self._closed:
             raise UnavailableError("image decoders are closed")
 
-    def _not_wanted(self, starting: asyncio.Future[_Decoder]) -> None:
+    def _keep_unwanted(self, starting: asyncio.Future[_Decoder]) -> None:
         """Keep a decoder for later whose request was cancelled while it started."""
         if not starting.cancelled() and starting.exception() is None:
             self._started.discard(starting.result())

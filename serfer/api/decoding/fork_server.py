@@ -46,7 +46,7 @@ class ForkServer:
         """Start a decoder at the other end of a socket pair and return its process id; raises UnavailableError."""
         with self._lock:
             control = self._begin()
-            pid = _asked(control, START, decoder_end.fileno())
+            pid = _exchange(control, START, decoder_end.fileno())
             if pid is None:
                 raise UnavailableError(f"image decoders cannot be started: their server ended with {self._stop()}")
             return pid
@@ -56,7 +56,7 @@ class ForkServer:
         with self._lock:
             if self._control is None:
                 return None
-            status = _asked(self._control, CONTROL.pack(pid))
+            status = _exchange(self._control, CONTROL.pack(pid))
             if status is None:
                 self._stop()
             return None if status == UNKNOWN else status
@@ -95,7 +95,7 @@ class ForkServer:
         return f"exit code {status}"
 
 
-def _asked(control: socket.socket, message: bytes, *descriptors: int) -> int | None:
+def _exchange(control: socket.socket, message: bytes, *descriptors: int) -> int | None:
     try:
         socket.send_fds(control, [message], descriptors)
         answer = control.recv(CONTROL.size)

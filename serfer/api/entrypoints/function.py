@@ -114,11 +114,11 @@ def open_application(driver: DriverSettings, settings: Settings, opened: ExitSta
         service.applications = applications_for(service, opening, chosen, settings, LoopThread, alone=True)
         opened.callback(lambda: asyncio.run(service.close_pipelines()))  # with those of variants, which come and go
         asyncio.run(service.applications.open(warm=False))
-    app.user_middleware.append(Middleware(_Momentary, service.applications))  # the innermost: inside RequestMiddleware
+    app.user_middleware.append(Middleware(_FunctionGuard, service.applications))  # innermost: inside RequestMiddleware
     return app
 
 
-class _Momentary:
+class _FunctionGuard:
     """Refuses what a function cannot do; has applications look at the registry again when a request comes."""
 
     def __init__(self, app: ASGIApp, applications: Applications | None) -> None:

@@ -188,7 +188,7 @@ def applications_for(
         service.store,
         _store_url(opening),
         FunctionsPlace(_concurrency(opening, settings), facts.kept_warm),
-        _deployed(opening, options),
+        _is_deployed(opening, options),
         alone=alone,
         make_loop=make_loop,
     )
@@ -212,7 +212,7 @@ def _concurrency(opening: Opening, settings: Settings) -> int:
     return local_concurrency(settings)
 
 
-def _deployed(opening: Opening, options: ApplicationOptions) -> Callable[[Variant], bool]:
+def _is_deployed(opening: Opening, options: ApplicationOptions) -> Callable[[Variant], bool]:
     """Return what says whether functions have a variant: all that can be started, or what a stack has."""
     plans: Collection[str] | None = opening.deployment.plans if opening.deployment else options.plans
     return lambda variant: plans is None or variant.plan[:12] in plans

@@ -131,11 +131,11 @@ def accepted(headers: Headers, size: int) -> str | None:
     if size < _WORTH:
         return None
     words = [word.partition(";") for value in headers.getlist("accept-encoding") for word in value.split(",")]
-    wanted = {name.strip().lower() for name, _, weight in words if not _refused(weight)}
+    wanted = {name.strip().lower() for name, _, weight in words if not _is_zero(weight)}
     return next((coding for coding in CODINGS if coding in wanted), None)
 
 
-def _refused(weight: str) -> bool:
+def _is_zero(weight: str) -> bool:
     return weight.replace(" ", "").lower().rstrip("0").rstrip(".") in ("q=", "q=0")
 
 

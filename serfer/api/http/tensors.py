@@ -198,7 +198,7 @@ def decode_request(body: bytes, header: int | None, signature: Signature) -> Inf
     parameters = request.parameters or RequestParameters()
     tensor = request.inputs[0]
     form = _form(tensor, signature)
-    wanted = _wanted(request, signature, form, parameters)
+    wanted = _read_wanted(request, signature, form, parameters)
     given = _array(tensor, form, signature.most, memoryview(body)[header:] if header else None)
     wanted = tuple(replace(output, form=output.form.of(form, given.shape[1:])) for output in wanted)
     array = form.as_queries(given)
@@ -217,7 +217,7 @@ def encode_answer(
     where there are any. Raises NotFiniteError for values that are NaN or infinite, which binary data alone can say: a
     driver that asks an instance for that checks them itself, so that a network of NaN is not a broken instance.
     """
-    encoded = [_encoded(wanted, outputs[wanted.form.tensor or wanted.form.name], labels) for wanted in inference.wanted]
+    encoded = [_encode(wanted, outputs[wanted.form.tensor or wanted.form.name], labels) for wanted in inference.wanted]
     identifier = {} if inference.id is None else {"id": inference.id}
     document = {**named, **identifier, "outputs": [tensor for tensor, _ in encoded]}
     head = json.dumps(document, allow_nan=False).encode()
@@ -225,7 +225,7 @@ def encode_answer(
     return b"".join([head, *(raw for _, raw in encoded)]), len(head) if binary else None
 
 
-def _encoded(wanted: WantedOutput, values: Array, labels: Sequence[str]) -> tuple[dict[str, Any], bytes]:
+def _encode(wanted: WantedOutput, values: Array, labels: Sequence[str]) -> tuple[dict[str, Any], bytes]:
     form = wanted.form
     if (wanted.classes or not wanted.binary) and not np.isfinite(values).all():
         raise NotFiniteError("the network's outputs for this input are not all finite numbers")
@@ -339,7 +339,7 @@ def _flat(data: object, shape: tuple[int, ...]) -> list[Any] | None:
     return values
 
 
-def _wanted(
+def _read_wanted(
     request: InferenceRequest, signature: Signature, taken: TensorForm, parameters: RequestParameters
 ) -> tuple[WantedOutput, ...]:
     forms = {form.name: form for form in (*signature.also_gives, *signature.gives)}

@@ -146,7 +146,7 @@ def _options(header: str) -> tuple[str, dict[str, str]]:
 
 def _images_in_json(body: bytes, limits: ApiLimits) -> list[Upload]:
     try:
-        request = ImageRequest.model_validate(_decoded(body, limits))
+        request = ImageRequest.model_validate(_parse_json(body, limits))
     except ValidationError as error:
         raise Problem(422, first_fault(error)) from None
     if len(request.images) > limits.max_images:
@@ -168,7 +168,7 @@ def _from_base64(text: str) -> bytes:
     return b"".join(binascii.a2b_base64(piece, strict_mode=True) for piece in pieces)
 
 
-def _decoded(body: bytes, limits: ApiLimits) -> object:
+def _parse_json(body: bytes, limits: ApiLimits) -> object:
     """Decode JSON with no more values than images need: lists of nothing would take 20 times their bytes."""
     if any(_more_than(_MOST_MARKS * limits.max_images, mark, body) for mark in b"{[,"):
         raise Problem(422, 'the body has more values than {"images": [{"data": BASE64, "name": TEXT}, ...]} needs')

@@ -154,7 +154,7 @@ class _Answers:
     async def collect(self) -> None:
         self._note(state=JobState.RUNNING)
         for name in self._job.images:
-            line = await self._answered(name)
+            line = await self._answer_image(name)
             self.lines += json.dumps(line, allow_nan=False).encode() + b"\n"
             if len(self.lines) > MOST_LINES_BYTES:
                 raise InputError(f"the results have more than {MOST_LINES_BYTES:,} bytes: ask for fewer classes")
@@ -164,7 +164,7 @@ class _Answers:
     def _note(self, **fields: Any) -> None:  # noqa: ANN401 - of a record
         self._active.record = replace(self._active.record, **fields)
 
-    async def _answered(self, name: str) -> dict[str, Any]:
+    async def _answer_image(self, name: str) -> dict[str, Any]:
         """Return an image's report, or why there is none; where there is no room, it is tried again."""
         why = ""
         for _ in range(_TRIES):

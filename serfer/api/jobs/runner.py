@@ -129,7 +129,7 @@ class ActiveJob(Generic[R]):
         A cancelled caller waits until the write has ended: it decides which version comes next.
         """
         if not self.lost:
-            await _finished(asyncio.get_running_loop().run_in_executor(None, self._write, self.record))
+            await _outlast(asyncio.get_running_loop().run_in_executor(None, self._write, self.record))
 
     async def beat(self, every_s: float) -> None:
         """Write the record every few seconds, four times as often where it has changed; stop work that is lost."""
@@ -247,7 +247,7 @@ class Runner(Generic[R]):
             self.log(logging.ERROR, error)
         finally:
             try:
-                await _finished(asyncio.ensure_future(_end(job, beating, state, problem)))
+                await _outlast(asyncio.ensure_future(_end(job, beating, state, problem)))
             finally:
                 await self._after(job, ended)
 
@@ -266,7 +266,7 @@ async def _end(job: ActiveJob[R], beating: asyncio.Task[None], state: JobState, 
     await job.write()
 
 
-async def _finished(future: asyncio.Future[Any]) -> None:
+async def _outlast(future: asyncio.Future[Any]) -> None:
     """Wait for a future; a cancelled caller, too, waits until it is done."""
     try:
         await asyncio.shield(future)

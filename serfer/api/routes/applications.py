@@ -136,19 +136,19 @@ def applications_router(service: Service) -> APIRouter:
         check_parameters(request, ())
         applications = service.applications
         names = applications.names if applications else ()
-        return ListedApplications(tuple(_listed(_served(applications, name)) for name in names))
+        return ListedApplications(tuple(_row(_find(applications, name)) for name in names))
 
     @router.get("/applications/{name}", responses=problems(401, 403, 404, 422, 429))
     async def one_application(request: Request, name: str) -> ApplicationDetail:
         """Return an application's variants, with their states and figures, and its canary."""
         check_parameters(request, ())
-        return _detail(service.applications, _served(service.applications, name))
+        return _detail(service.applications, _find(service.applications, name))
 
     return router
 
 
 def detail_of(applications: Applications, name: str) -> ApplicationDetail:
-    return _detail(applications, _served(applications, name))
+    return _detail(applications, _find(applications, name))
 
 
 def serving(applications: Applications | None, name: str) -> Applications:
@@ -160,11 +160,11 @@ def serving(applications: Applications | None, name: str) -> Applications:
     return applications
 
 
-def _served(applications: Applications | None, name: str) -> ServedApplication:
+def _find(applications: Applications | None, name: str) -> ServedApplication:
     return serving(applications, name).releases.find(name)
 
 
-def _listed(served: ServedApplication) -> ListedApplication:
+def _row(served: ServedApplication) -> ListedApplication:
     record, release = served.table.application, served.table.release
     return ListedApplication(record.name, record.classes, release.number, dict(release.networks), len(served.variants))
 
@@ -178,7 +178,7 @@ def _detail(applications: Applications | None, served: ServedApplication) -> App
         for name, variant in side.variants.items()
     }
     return ApplicationDetail(
-        **vars(_listed(served)),
+        **vars(_row(served)),
         table=tuple(sorted(rows.values(), key=lambda row: (row.cost_usd.value, row.name))),
         canary=_canary(served, table.trial) if table.trial else None,
         taken_back=_taken_back(table.application),

@@ -164,7 +164,7 @@ def results_router(queries: AsyncQueries) -> APIRouter:
     async def result(request: Request, result_id: str) -> Response:
         """Return the status of a query sent with `Prefer: respond-async`, and its result when it is done."""
         check_parameters(request, ())
-        state = await queries.find(_checked(result_id), owner_of(request))
+        state = await queries.find(_check_id(result_id), owner_of(request))
         waiting = state["status"] in ("queued", "running")
         return JSONResponse(state, headers={"Retry-After": "1"} if waiting else {})
 
@@ -172,7 +172,7 @@ def results_router(queries: AsyncQueries) -> APIRouter:
     async def delete(request: Request, result_id: str) -> None:
         """Forget a result, and stop its query if it still runs."""
         check_parameters(request, ())
-        await queries.cancel(_checked(result_id), owner_of(request))
+        await queries.cancel(_check_id(result_id), owner_of(request))
 
     return router
 
@@ -334,7 +334,7 @@ def _progress_of(request: Request) -> Callable[[Sequence[StageRun]], Sequence[St
     return stages_of
 
 
-def _checked(result_id: str) -> str:
+def _check_id(result_id: str) -> str:
     if not IDENTIFIER.fullmatch(result_id):
         raise Problem(404, "no such result: its id is 32 hexadecimal digits")
     return result_id

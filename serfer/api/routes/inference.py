@@ -143,7 +143,7 @@ def inference_router(routes: Inferring) -> APIRouter:
 
     async def metadata(request: Request) -> ModelMetadata:
         """Return a model's inputs and outputs: one of its inputs, not all of them, makes a request."""
-        named = await _named(request, service)
+        named = await _find(request, service)
         signature = signature_of(named.plan, routes.limits)
         return ModelMetadata(
             name=named.name,
@@ -155,7 +155,7 @@ def inference_router(routes: Inferring) -> APIRouter:
 
     async def model_ready(request: Request, response: Response) -> ModelReady:
         """Return whether a model can answer: 200, or 503."""
-        name = (await _named(request, service)).name
+        name = (await _find(request, service)).name
         is_ready = await service.ready()
         if service.repository:
             is_ready = is_ready and not service.repository.states()[name].failure
@@ -253,7 +253,7 @@ class _Destination:
         return None
 
 
-async def _named(request: Request, service: Service) -> _Destination:
+async def _find(request: Request, service: Service) -> _Destination:
     called, applications = request.path_params["model"], service.applications
     application, _, network = called.partition(":")
     if applications is None or called in service.models or application not in applications.names:
@@ -272,7 +272,7 @@ async def _named(request: Request, service: Service) -> _Destination:
 async def _infer(routes: Inferring, request: Request) -> Response:
     service = routes.service
     service.admission.check(client_of(request), MAX_DEADLINE_S)  # before the body is read: its deadline is in there
-    named = await _named(request, service)
+    named = await _find(request, service)
     inference = await _read(routes, request, signature_of(named.plan, routes.limits))
     query = query_of(request, named.name, _deadline_s(routes, inference.parameters))
     asked = named.asked(request, inference.parameters)
@@ -295,7 +295,7 @@ async def _infer(routes: Inferring, request: Request) -> Response:
         )
     request.state.answered = answered
     if stored is not None:
-        return await _described(routes.keeping, query, inference, stored)
+        return await _reply_kept(routes.keeping, query, inference, stored)
     async with query.in_time("the answer was written"):
         return await asyncio.to_thread(_answer, request, query, inference, named.plan, answered, choice)
 
@@ -308,7 +308,7 @@ def _agree(one: _Run, other: _Run) -> bool:
     )
 
 
-async def _described(keeping: Keeping, query: ServiceQuery, inference: Inference, stored: ResultManifest) -> Response:
+async def _reply_kept(keeping: Keeping, query: ServiceQuery, inference: Inference, stored: ResultManifest) -> Response:
     names = [wanted.form.tensor or wanted.form.name for wanted in inference.wanted]
     said = await asyncio.to_thread(keeping.said, stored, names)
     identifier = {} if inference.id is None else {"id": inference.id}

@@ -175,7 +175,7 @@ def models_router(service: Service) -> APIRouter:
         states = repository.states() if repository else {}
         listed = (
             ListedModel(
-                **_listed(name, service.pipelines[name].plan, default=name == service.default), state=states.get(name)
+                **_describe(name, service.pipelines[name].plan, default=name == service.default), state=states.get(name)
             )
             for name in service.models
         )
@@ -216,7 +216,7 @@ def _check_open(applications: Applications, application: str, variant: str) -> N
     )
 
 
-def _listed(name: str, plan: Plan, *, default: bool) -> dict[str, Any]:
+def _describe(name: str, plan: Plan, *, default: bool) -> dict[str, Any]:
     return {
         "name": name,
         "plan": plan.digest,
@@ -241,7 +241,7 @@ def _anatomy(name: str, plan: Plan, *, default: bool) -> ModelAnatomy:
     how, known = plan.preprocess, choices(plan) if plan.alternatives else ()
     unsplit = [_competitor(choice) for choice in known if choice.plan.tasks == 1]
     return ModelAnatomy(
-        **_listed(name, plan, default=default),
+        **_describe(name, plan, default=default),
         classes=plan.output.elements if plan.classifies else 0,
         fit=Fit(how.resize, how.interpolation, how.pad.place if how.pad else None) if how else None,
         predicted_for=plan.store,

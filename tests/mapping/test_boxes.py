@@ -48,17 +48,18 @@ def best(boxes, head, height=HEIGHT, width=WIDTH):
     return Boxes(corners, boxes.scores, boxes.classes)[(corners[:, :2] < corners[:, 2:]).all(axis=1)]
 
 
-def check_coco(path, boxes, *, ordered=True):
+def check_coco(path, boxes):
     found = json.loads(path.read_text())["annotations"]
+    scores = np.array([each["score"] for each in found])
     assert len(found) == len(boxes) > 100
+    assert (np.diff(scores) <= 0).all()
     corners = np.array([each["bbox"] for each in found])
     corners[:, 2:] += corners[:, :2]
-    if not ordered:  # scores that are nearly equal are not in one order
-        nearest = np.abs(corners[:, None] - boxes.corners).max(axis=2).argmin(axis=1)
-        assert len({*nearest.tolist()}) == len(boxes)
-        boxes = boxes[nearest]
+    nearest = np.abs(corners[:, None] - boxes.corners).max(axis=2).argmin(axis=1)
+    assert len({*nearest.tolist()}) == len(boxes)
+    boxes = boxes[nearest]  # scores that are nearly equal are not in one order
     assert np.abs(corners - boxes.corners).max() < 0.011  # two decimals
-    assert np.abs(np.array([each["score"] for each in found]) - boxes.scores).max() < 1e-5
+    assert np.abs(scores - boxes.scores).max() < 1e-5
     assert [each["category_id"] for each in found] == (boxes.classes + 1).tolist()
 
 
@@ -117,7 +118,7 @@ def test_one_plan_has_the_boxes_of_images_of_any_size(serfer, detector_plan, net
     for name in ("a", "b", "c"):
         values = pixels(*sizes[name]) / np.float32(255)
         boxes = expected(network, values, "yolov8", head, GREY / 255)
-        check_coco(tmp_path / "boxes" / f"{name}.json", boxes, ordered=False)
+        check_coco(tmp_path / "boxes" / f"{name}.json", boxes)
 
 
 @pytest.mark.exact
@@ -175,7 +176,7 @@ def test_boxes_of_a_module_are_those_of_the_module_on_the_whole_image(tmp_path):
     with torch.no_grad():
         output = network(torch.from_numpy(padded))[0].numpy()
     head = DetectionHead("yolov8", ("output",), 2, min_score=0.5)
-    check_coco(tmp_path / "boxes.json", best(decoded(head, [output], PADDED), head), ordered=False)
+    check_coco(tmp_path / "boxes.json", best(decoded(head, [output], PADDED), head))
 
 
 def test_a_map_of_boxes_that_was_stopped_goes_on_with_the_same_thresholds(serfer, report_of, command, tmp_path):

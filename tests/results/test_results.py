@@ -47,10 +47,21 @@ def s3():
         yield server
 
 
-class ResultsContract:
-    @pytest.fixture
-    def results(self, store):
-        return Results(store, clock=Clock(NOW))
+@pytest.fixture
+def results(store):
+    return Results(store, clock=Clock(NOW))
+
+
+class TestOverEveryStore:
+    @pytest.fixture(params=["memory", "file", "redis", "s3"])
+    def store(self, request, tmp_path, monkeypatch):
+        server = request.getfixturevalue(request.param) if request.param in ("redis", "s3") else None
+        for name, value in getattr(server, "environment", {}).items():
+            monkeypatch.setenv(name, value)
+        url = server.url if server else {"memory": "memory://", "file": f"file://{tmp_path}/results"}[request.param]
+        with open_store(url) as store:
+            yield store
+            store.delete(PLACE.keys(stored(open_store("memory://"), SEVERAL)[0].outputs))
 
     def test_a_result_is_whole_once_its_manifest_is_written(self, store, results):
         manifest, arrays = stored(store, SEVERAL)
@@ -90,7 +101,7 @@ class ResultsContract:
                 results.arrays(manifest)
 
 
-class TestOverMemory(ResultsContract):
+class TestOverMemory:
     @pytest.fixture
     def store(self):
         with open_store("memory://") as store:
@@ -168,31 +179,6 @@ class TestOverMemory(ResultsContract):
             next(iter([*results.npy_chunks(manifest, replace(manifest.outputs[0], name="other"))]))
         manifest, arrays = stored(store, {"logits": dense(0, 1, 10)}, grid=Grid(1, 3, columns=True))
         assert np.array_equal(results.arrays(manifest)["logits"], arrays["logits"])
-
-
-class TestOverFiles(ResultsContract):
-    @pytest.fixture
-    def store(self, tmp_path):
-        with open_store(f"file://{tmp_path}/results") as store:
-            yield store
-
-
-class TestOverRedis(ResultsContract):
-    @pytest.fixture
-    def store(self, redis):
-        with open_store(redis.url) as store:
-            yield store
-            store.delete(PLACE.keys(stored(open_store("memory://"), SEVERAL)[0].outputs))
-
-
-class TestOverS3(ResultsContract):
-    @pytest.fixture
-    def store(self, s3, monkeypatch):
-        for name, value in s3.environment.items():
-            monkeypatch.setenv(name, value)
-        with open_store(s3.url) as store:
-            yield store
-            store.delete(PLACE.keys(stored(open_store("memory://"), SEVERAL)[0].outputs))
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +16,11 @@ import pytest
 from serfer.cli.main import app
 from serfer.cli.shared.terminal import _exit_code, _Interrupt
 from serfer.local.servers.redis import RedisServer
-from serfer.settings import Settings
+from serfer.pipeline.event_loop import LoopThread
+from serfer.plan_directory import load_plan
+from serfer.settings import Settings, access_setting
 from serfer.storage import open_store
+from serfer.wiring.local import local_service, start_service
 from serfer_bench.core.redis_cluster import RedisCluster
 from serfer_bench.core.s3_server import S3Server
 from tests.caches import new_cache
@@ -105,6 +108,23 @@ def url_of(request, tmp_path, monkeypatch):
         return {"default": None, "memory": "memory://", "file": f"file://{tmp_path / 'store'}"}[kind]
 
     return find
+
+
+@pytest.fixture
+def share(settings, redis):
+    """Start a local Lambda service with the functions of plan directories; return it and its clients' settings."""
+    with ExitStack() as running:
+
+        def start(*directories, limits=settings, **more):
+            loop = LoopThread()
+            running.callback(loop.close)
+            service = local_service([(load_plan(path), path) for path in directories], redis, limits, **more)
+            loop.wait(start_service(service))
+            running.callback(lambda: loop.wait(service.stop()))
+            access = {"local_url": service.url, "local_access": access_setting(service.access)}
+            return service, settings.model_copy(update=access)
+
+        yield start
 
 
 def keys(url):

@@ -21,13 +21,10 @@ from serfer.drivers.push import gang_progress
 from serfer.lambdas.gang import GangRun
 from serfer.local.lambda_.environment import Environment
 from serfer.local.servers.redis import RedisServer
-from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.reference import unsplit
 from serfer.pipeline.trace import trace_events
 from serfer.plan_directory import load_plan
-from serfer.settings import access_setting
 from serfer.storage import open_store
-from serfer.wiring.local import local_service, start_service
 from serfer_bench.chaos import scenarios
 from tests.e2e.conftest import PATIENCE, eventually, keys
 from tests.e2e.gangs import BLOCKS, Invocations, images, ran, residual, split_gang, wait_sent
@@ -305,29 +302,18 @@ class TestChaos:
 
     @pytest.mark.two_at_once
     @pytest.mark.parametrize(("account", "each"), [pytest.param(4, 2, marks=pytest.mark.slow), (3, 2)])
-    def test_two_drivers_with_parts_of_one_account(self, rows, settings, redis, account, each):
-        loop = LoopThread()
-        limits = settings.model_copy(update={"local_concurrency": account})
-        service = local_service([(load_plan(rows), rows)], redis, limits)
-        loop.wait(start_service(service))
-        access = {"local_url": service.url, "local_access": access_setting(service.access), "local_concurrency": each}
-        shared = settings.model_copy(update=access)
-        try:
-            with (
-                serfer.open(rows, store=redis, workers="local", settings=shared) as one,
-                serfer.open(rows, store=redis, workers="local", settings=shared) as other,
-            ):
-                whole = unsplit(one.plan, rows)
-                queries = [start((one, other)[seed % 2], seed, deadline_s=60.0) for seed in range(50)]
-                gangs = 0
-                for future, batch in queries:
-                    result = future.result(PATIENCE)
-                    gangs += bool(ran(result))
-                    assert difference(result.logits, whole(batch)).exact
-                assert gangs == 50 or account < 2 * each
-        finally:
-            loop.wait(service.stop())
-            loop.close()
+    def test_two_drivers_with_parts_of_one_account(self, rows, settings, redis, share, account, each):
+        _, shared = share(rows, limits=settings.model_copy(update={"local_concurrency": account}))
+        chosen = {"workers": "local", "settings": shared.model_copy(update={"local_concurrency": each})}
+        with serfer.open(rows, store=redis, **chosen) as one, serfer.open(rows, store=redis, **chosen) as other:
+            whole = unsplit(one.plan, rows)
+            queries = [start((one, other)[seed % 2], seed, deadline_s=60.0) for seed in range(50)]
+            gangs = 0
+            for future, batch in queries:
+                result = future.result(PATIENCE)
+                gangs += bool(ran(result))
+                assert difference(result.logits, whole(batch)).exact
+            assert gangs == 50 or account < 2 * each
 
     @pytest.mark.parametrize("end", ["cancelled", "deadline"])
     def test_members_that_wait_end_with_the_query(self, opened, three, redis, invocations, end):

@@ -12,10 +12,9 @@ import serfer
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.local.lambda_.access import random_access, send
 from serfer.local.lambda_.added_functions import PLANS
-from serfer.pipeline.event_loop import LoopThread
 from serfer.plan_directory import load_plan
 from serfer.settings import access_setting
-from serfer.wiring.local import local_concurrency, local_service, start_service
+from serfer.wiring.local import local_concurrency
 from tests.e2e.small import batch
 
 
@@ -25,30 +24,8 @@ def plan(single):
     return single
 
 
-@pytest.fixture
-def serve(settings, redis):
-    """Start a Lambda service with the functions of several plan directories, and return it."""
-    loop, services = LoopThread(), []
-
-    def start(*directories, **more):
-        service = local_service([(load_plan(path), path) for path in directories], redis, settings, **more)
-        services.append(service)
-        loop.wait(start_service(service))
-        return service
-
-    yield start
-    for service in services:
-        loop.wait(service.stop())
-    loop.close()
-
-
-def sharing(settings, service):
-    return settings.model_copy(update={"local_url": service.url, "local_access": access_setting(service.access)})
-
-
-def test_one_service_runs_the_functions_of_several_plans_for_all_clients(serve, settings, plan, lean, redis):
-    service = serve(plan, lean, lean)
-    shared = sharing(settings, service)
+def test_one_service_runs_the_functions_of_several_plans_for_all_clients(share, plan, lean, redis):
+    service, shared = share(plan, lean, lean)
     for directory in (plan, lean):
         with serfer.open(directory) as own:
             expected = own.run(batch())
@@ -57,15 +34,14 @@ def test_one_service_runs_the_functions_of_several_plans_for_all_clients(serve, 
     assert service.environments >= 3  # a pipeline that closes leaves them to the others
 
 
-def test_service_without_a_plans_functions_is_refused(serve, settings, plan, lean, redis):
-    shared = sharing(settings, serve(lean))
+def test_service_without_a_plans_functions_is_refused(share, plan, lean, redis):
+    _, shared = share(lean)
     with pytest.raises(UnavailableError, match=r"SERFER_LOCAL_URL.* has no function serfer-small-"):
         serfer.open(plan, workers="local", store=redis, settings=shared)
 
 
-def test_service_that_grows_gets_the_functions_of_plans_that_clients_open(serve, settings, plan, lean, redis):
-    service = serve(lean, grows=True)
-    shared = sharing(settings, service)
+def test_service_that_grows_gets_the_functions_of_plans_that_clients_open(share, plan, lean, redis):
+    _, shared = share(lean, grows=True)
     with serfer.open(plan) as own:
         expected = own.run(batch())
 
@@ -78,16 +54,15 @@ def test_service_that_grows_gets_the_functions_of_plans_that_clients_open(serve,
             np.testing.assert_allclose(answer, expected, atol=1e-4)
 
 
-def test_a_driver_reckons_with_the_concurrency_of_the_service_that_all_share(serve, settings, lean):
-    service = serve(lean)
-    shared = sharing(settings, service).model_copy(update={"local_concurrency": 1})
+def test_a_driver_reckons_with_the_concurrency_of_the_service_that_all_share(share, settings, lean):
+    shared = share(lean)[1].model_copy(update={"local_concurrency": 1})
     assert local_concurrency(shared) == settings.local_concurrency > 1
     assert local_concurrency(settings.model_copy(update={"local_concurrency": 1})) == 1
 
 
 @pytest.mark.who_may
-def test_what_is_not_a_whole_plan_is_not_added_and_not_by_strangers(serve, lean, plan, tmp_path):
-    service = serve(lean, grows=True)
+def test_what_is_not_a_whole_plan_is_not_added_and_not_by_strangers(share, lean, plan, tmp_path):
+    service, _ = share(lean, grows=True)
     broken = tmp_path / "broken"
     shutil.copytree(plan, broken)
     for weights in broken.rglob("*.bin"):
@@ -110,8 +85,8 @@ def test_what_is_not_a_whole_plan_is_not_added_and_not_by_strangers(serve, lean,
 
 
 @pytest.mark.who_may
-def test_credentials_of_another_service_are_refused(serve, settings, lean, redis):
-    other = settings.model_copy(update={"local_url": serve(lean).url, "local_access": access_setting(random_access())})
+def test_credentials_of_another_service_are_refused(share, lean, redis):
+    other = share(lean)[1].model_copy(update={"local_access": access_setting(random_access())})
     with pytest.raises(UnavailableError, match=r"SERFER_LOCAL_ACCESS: the Lambda service at .* refuses"):
         serfer.open(lean, workers="local", store=redis, settings=other)
 

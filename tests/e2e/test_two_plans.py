@@ -9,12 +9,9 @@ import serfer
 from serfer.core.errors import PlanError
 from serfer.core.exactness import difference
 from serfer.drivers.dispatching.plan_policy import COLD, WARM
-from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import COLD_DIRECTORY, load_cold_plan, load_plan
-from serfer.settings import access_setting
 from serfer.storage import open_store
-from serfer.wiring.local import local_service, start_service
 from tests.e2e.conftest import PATIENCE, eventually, keys
 from tests.e2e.gangs import Invocations
 from tests.e2e.small import batch, split_small
@@ -108,16 +105,8 @@ def test_a_cold_plan_whose_files_were_altered_is_refused_where_it_runs_here(dire
         pipeline.run(batch())
 
 
-def test_a_service_that_runs_already_has_the_functions_of_both(directory, warm, cold, settings, redis):
-    loop = LoopThread()
-    service = local_service([(warm, directory), (cold, directory / COLD_DIRECTORY)], redis, settings)
-    loop.wait(start_service(service))
-    access = {"local_url": service.url, "local_access": access_setting(service.access)}
-    try:
-        shared = settings.model_copy(update=access)
-        with serfer.open(directory, store=redis, workers="local", settings=shared) as pipeline:
-            assert on_plan(pipeline, warm)[0].report.plan == cold.digest
-            assert pipeline.health().ready
-    finally:
-        loop.wait(service.stop())
-        loop.close()
+def test_a_service_that_runs_already_has_the_functions_of_both(directory, warm, cold, redis, share):
+    _, shared = share(directory, directory / COLD_DIRECTORY)
+    with serfer.open(directory, store=redis, workers="local", settings=shared) as pipeline:
+        assert on_plan(pipeline, warm)[0].report.plan == cold.digest
+        assert pipeline.health().ready

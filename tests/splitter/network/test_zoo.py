@@ -52,7 +52,7 @@ def network(request, zoo):
 
 
 @pytest.mark.exact
-def test_every_grid_and_number_of_stages_gives_the_torch_modelsrun_module(network, tmp_path):
+def test_every_grid_and_number_of_stages_gives_the_torch_models_logits(network, tmp_path):
     source, sample, graph = network
     expected, pooled = source.run(sample), with_tile_pools(graph)
     cuts = cut_points(pooled)

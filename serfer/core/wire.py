@@ -134,7 +134,7 @@ class Report:
     @property
     def invocation_ms(self) -> float:
         """The billed duration of the invocation, with that of a member's later stages."""
-        return sum(report.billed_ms for report in self.stages)
+        return sum(report.init_ms + report.total_ms for report in (self, *self.later))
 
 
 class TaskError(NamedTuple):

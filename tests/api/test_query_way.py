@@ -26,7 +26,8 @@ from tests.support.served import PATIENCE, Observed, png, running
 
 ROOT = Path(serfer.__file__).parents[1]
 OURS = ("serfer", "drivers", "lambdas", "storage")
-BOUNDS = {"serfer/api": (69, 14), "serfer/pipeline": (28, 7), "": (255, 52)}  # functions and files, by where they are
+# Functions and files, by where they are. Two callbacks of a request's end may run within the query or after it.
+BOUNDS = {"serfer/api": (70, 14), "serfer/pipeline": (28, 7), "": (256, 52)}
 ENTERED = 13  # times that a file is entered at most, by the first calls of its functions
 LONGEST = 40  # lines of a function
 

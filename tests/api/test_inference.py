@@ -16,7 +16,7 @@ import serfer
 from serfer.api.admission import Admission
 from serfer.api.http.body import ApiLimits
 from serfer.api.routes.inference import signature_of
-from serfer.core.errors import DeadlineError, StoreUnavailableError, TaskFailedError
+from serfer.core.errors import DeadlineError, OverloadedError, StoreUnavailableError, TaskFailedError
 from serfer.plan_directory import load_plan
 from tests.e2e.small import CLASSES, LABELS, SIZE, batch, split_small
 from tests.support.tensors import plain, triton_input
@@ -200,6 +200,7 @@ class TestFailures:
         ("failure", "status", "retry"),
         [
             (DeadlineError("late"), 504, None),
+            (OverloadedError("too much to do", retry_after_s=119.5), 429, "120"),
             (TaskFailedError("/secret/path"), 503, "1"),
             (StoreUnavailableError("redis://secret"), 503, "1"),
             (RuntimeError("secret"), 500, None),

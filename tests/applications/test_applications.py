@@ -268,7 +268,10 @@ async def test_a_client_that_allows_less_than_live_answers_take_does_not_have_a_
     assert (registry.application("faces").canary is not None) == is_kept
 
 
-async def test_a_failed_canary_is_used_no_more_while_the_registry_cannot_be_reached(driver, registry, monkeypatch):
+async def test_a_failed_canary_is_used_no_more_while_the_registry_cannot_be_reached_which_is_logged_once(
+    driver, registry, monkeypatch, caplog
+):
+    caplog.set_level("INFO", "serfer.fleet")
     with_canary(registry)
     logged = []
     monkeypatch.setattr(releases, "log_event", lambda _, event, **__: logged.append(event))
@@ -286,6 +289,8 @@ async def test_a_failed_canary_is_used_no_more_while_the_registry_cannot_be_reac
     assert not choice.failed
     assert registry.application("faces").canary is None
     assert logged.count("canary taken back") == 1
+    troubles = [(record.msg, record.serfer["part"]) for record in caplog.records if "trouble" in record.msg]
+    assert troubles == [("application trouble", "registry"), ("application trouble is over", "registry")]
 
 
 async def test_a_shadow_answers_copies_whose_answers_nobody_gets(driver, registry):

@@ -202,6 +202,23 @@ async def test_an_instance_that_owes_answers_is_not_stopped_until_it_has_given_t
     assert drivers.provisioner.there == {}
 
 
+async def test_without_the_store_instances_are_used_on_as_they_are_and_the_last_driver_stops_them_when_it_is_closed():
+    drivers = Drivers()
+    one, two = drivers.add("a"), drivers.add("b")
+    await drivers.step(15, rate=8)
+    await one.close()
+    del drivers.running["a"]
+    assert len(drivers.provisioner.there) == 1
+    await drivers.step(8, rate=8)
+    urls = two._instances.urls
+    drivers.coordination.gone = True
+    await drivers.step(40)
+    assert (drivers.provisioner.calls, two._instances.urls, drivers.loaded) == ([("start", 1)], urls, {"faces:b1"})
+    drivers.coordination.gone = False
+    await two.close()
+    assert drivers.provisioner.there == {}
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

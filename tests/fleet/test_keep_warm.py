@@ -154,3 +154,4 @@ def test_queries_that_keep_enough_environments_leave_nothing_to_ping():
     assert warming.due(0.0, 9, 9) == 0
     assert warming.due(300.0, 2, 9) == 0
     assert warming.due(601.0, 2, 9) == 7
+    assert [warming.due(601.0 + s, 2, 30 + s) for s in range(1, 22)] == [0] * 9 + [38] + [0] * 9 + [48, 0]  # a surge

@@ -199,4 +199,6 @@ def test_an_engine_that_fails_is_not_ready_until_it_computes_again(serving, netw
         eventually(lambda: http.get("/v2/health/ready").status_code == 503, "it says so")
         network.error = None
         eventually(lambda: http.get("/v2/health/ready").status_code == 200, "it recovers by itself")
+        parameters = http.post("/v2/models/small/infer", json=plain(batch(3))).json()["parameters"]
+        assert (parameters["batch"], parameters["computed_ms"] > 0) == (3, True)
     assert engine.trouble == ""

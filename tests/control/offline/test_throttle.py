@@ -110,9 +110,10 @@ def test_a_load_between_quiet_and_the_thresholds_themselves_changes_nothing():
 )
 def test_each_signal_pauses_at_once_and_is_named(load, words):
     world = grown()
-    assert world.see(QUIET, load) == 0
-    assert words in world.reason
-    assert world.see(QUIET, QUIET) == 0  # one quiet observation ends no pause
+    for _ in range(5):
+        assert world.see(QUIET, load) == 0
+        assert words in world.reason
+        assert world.see(QUIET, QUIET) == 0  # one quiet observation ends no pause, however often there is one
     assert world.see(QUIET, QUIET) == 1
 
 

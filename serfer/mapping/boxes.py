@@ -15,13 +15,12 @@ from serfer.core.crc32c import crc32c
 from serfer.core.detections import Boxes
 from serfer.core.errors import AlteredPieceError, PlanError, UsageError
 from serfer.core.frame_decoder import COLUMNS, FrameDecoder, Head
-from serfer.core.geometry import Rect
 from serfer.core.plan import DetectionHead, MapBoxes, Plan
 from serfer.core.zarr import CRC_BYTES, ChunkedArray
 from serfer.mapping.box_files import BoxedImage, write_boxes
 from serfer.mapping.box_grid import without_overlaps_by_cells
 from serfer.mapping.options import MapOptions
-from serfer.mapping.output import ResultForm
+from serfer.mapping.output import FormTarget, ResultForm
 from serfer.mapping.report import MapResult
 from serfer.plan_directory import file_sha256
 from serfer.raster import RasterSource, ResultParts, check_free, publish
@@ -89,7 +88,7 @@ class BoxFile:
 
     def target(self, parts: ResultParts) -> BoxTarget:
         assert isinstance(parts, BoxParts)  # noqa: S101 - as `open` returns them
-        return BoxTarget(self, self.decoder(), parts)
+        return BoxTarget(self.form, parts, self.decoder(), self.head.min_score)
 
     def write(
         self, out: str, parts: ResultParts, source: RasterSource, size: tuple[int, int], *, overwrite: bool
@@ -108,28 +107,20 @@ class BoxFile:
 
 
 @dataclass(frozen=True)
-class BoxTarget:
+class BoxTarget(FormTarget):
     """Keeps the candidate boxes of windows."""
 
-    file: BoxFile
-    decoder: FrameDecoder
     parts: BoxParts
-
-    def covered(self, number: int, size: tuple[int, int]) -> Rect:
-        """Return the pixels of an image of `size` that a window reads or its cells cover."""
-        return self.file.form.covered(number, size)
-
-    def empty(self, missing: NDArray[np.bool_], read: Rect, number: int) -> NDArray[np.bool_]:
-        """Return which of a window's cells have no data, where `missing` pixels of `read` have none."""
-        return self.file.form.empty(missing, read, number)
+    decoder: FrameDecoder
+    min_score: float
 
     def keep(self, number: int, outputs: Mapping[str, NDArray[Any]], _empty: NDArray[np.bool_] | None) -> None:
-        windows = self.file.form.windows
+        windows = self.form.windows
         written = windows[number].written
         origin = round(written.rows.start * windows.rows.step), round(written.cols.start * windows.cols.step)
         maps = {head.name: outputs[head.name] for head in self.decoder.heads}
         size = windows.rows.size, windows.cols.size
-        self.parts.put_table(number, self.decoder.candidates(maps, origin, size, self.file.head.min_score))
+        self.parts.put_table(number, self.decoder.candidates(maps, origin, size, self.min_score))
 
     def keep_empty(self, number: int) -> None:
         self.parts.put_table(number, np.empty((0, COLUMNS)))

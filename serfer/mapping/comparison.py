@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -166,7 +165,7 @@ def _outputs(job: Job, parts: Sequence[ResultParts]) -> Iterator[_Output]:
         for name in file.form.outputs:
             number = names.index(name)
             channels = job.plan.stages[0].outputs[number].channels
-            kept = _StoredOutput(file.form.windows, own, first, channels, file.form.no_data)
+            kept = _StoredOutput(own, first, channels, file.form.no_data)
             yield _Output(number, job.windows.of_output(number), kept, of_scores.get(name))
             first += channels
 
@@ -175,24 +174,14 @@ def _outputs(job: Job, parts: Sequence[ResultParts]) -> Iterator[_Output]:
 class _StoredOutput:
     """An output as windows made it, in some channels of the parts of a file; `no_data` stands for pixels without."""
 
-    windows: ImageWindows
     parts: ResultParts
     first: int
     channels: int
     no_data: float | None
 
     def values(self, channel: int, place: Rect) -> _Array:
-        values = np.empty((place.rows.size, place.cols.size), self.parts.array.dtype)
-        across = len(self.windows.cols.windows)
-        for row in _touched(self.windows.rows, place.rows):
-            for col in _touched(self.windows.cols, place.cols):
-                number = row * across + col
-                rect = self.parts.rects[number]
-                shared = rect.overlap(place)
-                assert shared is not None  # noqa: S101 - as they touch
-                inside = shared.within(rect)
-                read = self.parts.rows(number, self.first + channel, inside.rows)
-                values[shared.within(place).slices] = read[:, inside.cols.start : inside.cols.stop]
+        number = self.first + channel
+        values: _Array = self.parts.area(place, number, number + 1)[0]
         return values
 
     def missing(self, values: _Array) -> NDArray[np.bool_]:
@@ -200,11 +189,6 @@ class _StoredOutput:
             return np.zeros(values.shape, bool)
         found: NDArray[np.bool_] = np.isnan(values) if np.isnan(self.no_data) else values == self.no_data
         return found
-
-
-def _touched(axis: AxisWindows, span: Span) -> range:
-    starts = [window.written.start for window in axis.windows]
-    return range(bisect_right(starts, span.start) - 1, bisect_right(starts, span.stop - 1))
 
 
 @dataclass
@@ -298,9 +282,11 @@ class _Output:
 
     def _at(self, told: Rect, place: int) -> None:
         row, col = divmod(place, told.cols.size)
-        [down] = _touched(self.windows.rows, Span(told.rows.start + row, told.rows.start + row + 1))
-        [across] = _touched(self.windows.cols, Span(told.cols.start + col, told.cols.start + col + 1))
-        self.window = down * len(self.windows.cols.windows) + across
+        pixel = Rect(
+            Span(told.rows.start + row, told.rows.start + row + 1),
+            Span(told.cols.start + col, told.cols.start + col + 1),
+        )
+        self.window = next(number for number, rect in enumerate(self.kept.parts.rects) if rect.overlap(pixel))
 
 
 def _range(low: float, high: float) -> float:

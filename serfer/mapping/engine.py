@@ -192,17 +192,16 @@ class Engine:
 
     def _compute(self, number: int, window: ImageWindow, usd: float) -> None:
         task = self._task
+        taken = None
         try:
             taken = self._input(number, window)
         except (ImageError, UnavailableError, AlteredPieceError) as error:
-            task.spending.release(usd)
             self._failed(number, window, error)
             return
-        except BaseException:
-            task.spending.release(usd)
-            raise
+        finally:
+            if taken is None or taken.batch is None:
+                task.spending.release(usd)
         if taken.batch is None:
-            task.spending.release(usd)
             for target in task.targets:
                 target.keep_empty(number)
             self._count_done(None)
@@ -264,9 +263,8 @@ class Engine:
         return missing if missing.any() else None
 
     def _query(self, batch: Any, window: ImageWindow, usd: float) -> Result:  # noqa: ANN401 - an array
-        measured, refused = None, False
+        task = self._task
         try:
-            task = self._task
             context = RequestContext(
                 window=window.tile, background=True, statistics=task.vector(window), levels=task.input.levels
             )
@@ -281,17 +279,14 @@ class Engine:
             finally:
                 with self._guard:
                     self._queries.discard(query)
-            measured = result.report.cost_usd
         except LambdaThrottledError:
-            refused = True
+            task.spending.release(usd)
             raise
-        else:
-            return result
-        finally:
-            if refused:
-                self._task.spending.release(usd)
-            else:
-                self._task.spending.settle(usd, measured)
+        except BaseException:
+            task.spending.settle(usd, None)
+            raise
+        task.spending.settle(usd, result.report.cost_usd)
+        return result
 
     def _count_done(self, latency_ms: float | None) -> None:
         with self._guard:

@@ -32,13 +32,7 @@ from serfer.mapping.no_data import NO_PLACE, Gaps
 from serfer.mapping.options import MapOptions
 from serfer.mapping.passes import ImagePasses
 from serfer.mapping.report import MapProgress, MapReport, MapResult
-from serfer.mapping.results import (
-    is_there,
-    parts_directories,
-    parts_directory,
-    result_files,
-    result_paths,
-)
+from serfer.mapping.results import file_places, is_there, parts_directory, result_files
 from serfer.offline.gate import OfflineGate
 from serfer.pipeline.blocking import Pipeline
 from serfer.raster import RasterSource, ResultParts, open_raster
@@ -62,11 +56,14 @@ def no_whole() -> Whole:
 class MapWatcher(Protocol):
     """What a caller wants to know while a map runs; its methods are called in the caller's own thread."""
 
-    def note(self, text: str) -> None: ...
+    def note(self, text: str) -> None:
+        """Take a warning."""
 
-    def start(self, image: str, estimate: Estimate) -> None: ...
+    def start(self, image: str, estimate: Estimate) -> None:
+        """Take what an image will take."""
 
-    def progress(self, progress: MapProgress) -> None: ...
+    def progress(self, progress: MapProgress) -> None:
+        """Take how far the image is."""
 
 
 @dataclass(frozen=True)
@@ -282,7 +279,7 @@ class Mapper:
         return found
 
     def places(self, out: str) -> list[str]:
-        return result_paths(self.plan, out, self.options)
+        return [path for path, _ in file_places(self.plan, out, self.options)]
 
     def _task(self, job: Job, parts: Sequence[ResultParts]) -> MapTask:
         return MapTask(
@@ -317,8 +314,8 @@ class Mapper:
     def _job(self, image: str | Path, out: str | Path, stack: ExitStack, *, check: bool = True) -> Job:
         windows_of_plan, options = self.windows, self.options
         _check_apart(image, out)
-        scratch = parts_directories(self.plan, str(out), options)[0].absolute().parent
-        source = stack.enter_context(open_raster(image, scratch=scratch))
+        [(_, directory), *_] = file_places(self.plan, str(out), options)
+        source = stack.enter_context(open_raster(image, scratch=directory.absolute().parent))
         size = source.size
         source = padded(source, self.plan, options)
         windows = windows_of_plan.of(*source.size, source.name)

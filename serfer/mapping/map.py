@@ -15,15 +15,15 @@ from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import UsageError
 from serfer.core.options import with_values
 from serfer.mapping.boxes import decoder_of
-from serfer.mapping.chosen_plan import chosen_plan
 from serfer.mapping.comparison import whole_of
 from serfer.mapping.engine import Spending
-from serfer.mapping.estimate import Estimate, WindowPrices
+from serfer.mapping.estimate import WindowPrices
 from serfer.mapping.image_job import Mapper, MapWatcher
 from serfer.mapping.image_list import map_items
 from serfer.mapping.many_images import ManyImages, ManyReport
+from serfer.mapping.map_network import chosen_plan
 from serfer.mapping.options import MapOptions
-from serfer.mapping.report import MapProgress, MapReport
+from serfer.mapping.report import MapReport
 from serfer.offline.gate import OfflineGate
 from serfer.offline.load_source import service_loads
 from serfer.pipeline.blocking import Pipeline
@@ -38,17 +38,8 @@ _SUFFIX = ".tif"
 _SHARE = 4  # of an account's concurrency, one part is for maps
 
 
-class Silent:
+class Silent(MapWatcher):
     """Watches nothing."""
-
-    def note(self, text: str) -> None:
-        """Take a warning."""
-
-    def start(self, image: str, estimate: Estimate) -> None:
-        """Take what an image will take."""
-
-    def progress(self, progress: MapProgress) -> None:
-        """Take how far the image is."""
 
 
 def map_image(

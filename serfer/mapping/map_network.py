@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from serfer.core.dataclass_codec import unstructure
-from serfer.core.errors import InputError, ModelError, UsageError, WrongAnswerError
+from serfer.core.errors import InputError, ModelError, SerferError, UsageError, WrongAnswerError
 from serfer.core.plan import Plan
 from serfer.extras import named_extras
 from serfer.files import read_text, write_whole
 from serfer.packaging.build_cache import cache_of
 from serfer.plan_directory import file_sha256, is_network_file, load_plan
+from serfer.raster import open_raster
 from serfer.settings import Settings
 from serfer.splitter.map_plan_options import MapPlanOptions
 from serfer.splitter.network.description import Description, Reduction
@@ -61,6 +62,54 @@ class KeptMapPlan:
 
     directory: Path
     refused: str = ""
+
+
+def chosen_plan(
+    plan: Path | str | None,
+    network: Any,  # noqa: ANN401 - as `MapNetwork.model`, or one
+    images: Callable[[], Sequence[str]],
+    settings: Settings,
+    *,
+    deployed: bool,
+    progress: Callable[[str], None] = lambda _step: None,
+) -> KeptMapPlan:
+    """Return a plan that was given, or that of a network for images of any size, or else for those of the `images`.
+
+    Raises UsageError where both or neither was given, and for functions that are `deployed`, which a network has none
+    of; else as `kept_map_plan`.
+    """
+    if network is None:
+        if plan is None:
+            raise UsageError(
+                "there is nothing to map with: give --plan DIR, a plan from serfer map-plan, or --network FILE, whose "
+                "plan is made and kept"
+            )
+        return KeptMapPlan(Path(plan))
+    if plan is not None:
+        raise UsageError("--plan and --network exclude each other: a plan has its own network")
+    network = network if isinstance(network, MapNetwork) else MapNetwork(network)
+    if deployed:
+        raise UsageError(
+            f"{network.called} has no functions in AWS: write a plan (serfer map-plan {network.called} --size any "
+            "--out plan), deploy that (serfer deploy package plan --out build), and give --plan plan"
+        )
+    return kept_map_plan(network, lambda: image_sizes(images()), settings, progress)
+
+
+def image_sizes(images: Sequence[str]) -> Iterator[Size]:
+    """Yield the sizes of images; those that cannot be opened are left out, unless that is so of all."""
+    first, found = None, False
+    for image in images:
+        try:
+            with open_raster(image) as source:
+                size = source.size
+        except SerferError as error:
+            first = first or error
+        else:
+            found = True
+            yield size
+    if first is not None and not found:
+        raise first
 
 
 @named_extras()

@@ -90,17 +90,6 @@ class ResultForm:
             part[:, empty] = self.no_data
         return part
 
-    def empty(self, missing: NDArray[np.bool_], read: Rect, number: int) -> NDArray[np.bool_]:
-        return missing_written(missing, read, self.windows[number].written, self._known_place)
-
-    def covered(self, number: int, size: tuple[int, int]) -> Rect:
-        return self._known_place.covered(self.windows[number], size)
-
-    @property
-    def _known_place(self) -> Place:
-        assert self.place is not None  # noqa: S101 - without one, an image without data is refused
-        return self.place
-
     def empty_part(self, number: int) -> NDArray[Any]:
         written = self.windows[number].written
         shape = self.array.channels, written.rows.size, written.cols.size
@@ -121,6 +110,25 @@ class ResultForm:
             names=self.bands,
             tags={"SERFER_PLAN": plan.digest, "SERFER_MODEL": plan.model, "SERFER_WEIGHTS": plan.weights},
         )
+
+
+@dataclass(frozen=True)
+class FormTarget:
+    """Keeps what windows give by the form of a result, which says what a window covers and which pixels are empty."""
+
+    form: ResultForm
+
+    def covered(self, number: int, size: tuple[int, int]) -> Rect:
+        """Return the pixels of an image of `size` that a window reads or its part of the result covers."""
+        return self._known_place.covered(self.form.windows[number], size)
+
+    def empty(self, missing: NDArray[np.bool_], read: Rect, number: int) -> NDArray[np.bool_]:
+        return missing_written(missing, read, self.form.windows[number].written, self._known_place)
+
+    @property
+    def _known_place(self) -> Place:
+        assert self.form.place is not None  # noqa: S101 - without one, an image without data is refused
+        return self.form.place
 
 
 def _check_alike(tensors: Sequence[OutputTensor], views: Sequence[ImageWindows]) -> None:

@@ -11,21 +11,19 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.errors import UsageError
 from serfer.core.frame_decoder import FrameDecoder
-from serfer.core.geometry import Rect
 from serfer.core.plan import Plan
 from serfer.core.plan.windows import ImageWindows
 from serfer.mapping.box_files import BOX_SUFFIXES
 from serfer.mapping.boxes import BoxFile, head_of
-from serfer.mapping.engine import MapTarget
 from serfer.mapping.options import MapOptions
-from serfer.mapping.output import ResultForm
+from serfer.mapping.output import FormTarget, ResultForm
 from serfer.mapping.report import MapResult
 from serfer.raster import RasterSource, ResultOptions, ResultParts, check_result, check_space, write_result
 from serfer.raster.place import S3Place, parse_place
@@ -34,33 +32,6 @@ _NOT_OF_A_NAME = re.compile(r"[^A-Za-z0-9_-]+")
 _MOST_OF_A_NAME = 64
 Size = tuple[int, int]
 """Height and width of an image in pixels."""
-
-
-class MapFile(Protocol):
-    """A file that a map makes: where it will be, and the directory of what its windows gave until it is written."""
-
-    @property
-    def out(self) -> str: ...
-
-    @property
-    def form(self) -> ResultForm: ...
-
-    @property
-    def directory(self) -> Path: ...
-
-    def open(self, identity: dict[str, object]) -> ResultParts: ...
-
-    def check(self, *, overwrite: bool) -> None: ...
-
-    def space(self, parts: ResultParts) -> str | None: ...
-
-    def target(self, parts: ResultParts) -> MapTarget: ...
-
-    def write(
-        self, out: str, parts: ResultParts, source: RasterSource, size: Size, *, overwrite: bool
-    ) -> int | None: ...
-
-    def result(self, size: Size) -> MapResult: ...
 
 
 @dataclass(frozen=True)
@@ -81,7 +52,7 @@ class ResultFile:
     def space(self, parts: ResultParts) -> str | None:
         return check_space(parts, self.out)
 
-    def target(self, parts: ResultParts) -> MapTarget:
+    def target(self, parts: ResultParts) -> RasterTarget:
         return RasterTarget(self.form, parts)
 
     def write(self, out: str, parts: ResultParts, source: RasterSource, _size: Size, *, overwrite: bool) -> None:
@@ -97,17 +68,10 @@ class ResultFile:
 
 
 @dataclass(frozen=True)
-class RasterTarget:
+class RasterTarget(FormTarget):
     """Keeps what windows give as parts of a file."""
 
-    form: ResultForm
     parts: ResultParts
-
-    def covered(self, number: int, size: tuple[int, int]) -> Rect:
-        return self.form.covered(number, size)
-
-    def empty(self, missing: NDArray[np.bool_], read: Rect, number: int) -> NDArray[np.bool_]:
-        return self.form.empty(missing, read, number)
 
     def keep(self, number: int, outputs: Mapping[str, NDArray[Any]], empty: NDArray[np.bool_] | None) -> None:
         self.parts.put(number, self.form.part(outputs, number, empty))
@@ -116,13 +80,25 @@ class RasterTarget:
         self.parts.put(number, self.form.empty_part(number))
 
 
+MapFile = ResultFile | BoxFile
+"""A file that a map makes: where it will be, and the directory of what its windows gave until it is written."""
+
+
 def is_there(file: MapFile) -> bool:
     where = parse_place(file.out)
     return isinstance(where, Path) and where.is_file()
 
 
-def result_paths(plan: Plan, out: str, options: MapOptions) -> list[str]:
-    return [_path_with_label(out, label) for label in _labels_of_files(plan, out, options)]
+def file_places(plan: Plan, out: str, options: MapOptions) -> list[tuple[str, Path]]:
+    """Return the path of each file of a result `out`, and the directory of its parts."""
+    outputs = [tensor.name for tensor in plan.output_tensors]
+    if len(outputs) == 1 or options.one_file or _suffix(out) in BOX_SUFFIXES:
+        return [(out, parts_directory(out, options.parts))]
+    return [
+        (path, parts_directory(path, options.parts and f"{options.parts}.{label}"))
+        for label in unique_labels(outputs)
+        for path in [_path_with_label(out, label)]
+    ]
 
 
 def result_files(
@@ -149,13 +125,8 @@ def result_files(
         kinds = ", ".join(dict.fromkeys(tensor.dtype for tensor in plan.output_tensors))
         raise UsageError(f"the network's output is {kinds}: dtype is for one of whole numbers")
     return [
-        ResultFile(
-            _path_with_label(out, label),
-            form,
-            parts_directory(_path_with_label(out, label), _parts_with_label(options.parts, label)),
-            form.options(plan, options),
-        )
-        for label, form in zip(_labels_of_files(plan, out, options), forms, strict=True)
+        ResultFile(path, form, directory, form.options(plan, options))
+        for (path, directory), form in zip(file_places(plan, out, options), forms, strict=True)
     ]
 
 
@@ -194,11 +165,6 @@ def _suffix(out: str) -> str:
     return PurePosixPath(where.key if isinstance(where, S3Place) else where.name).suffix.lower()
 
 
-def parts_directories(plan: Plan, out: str, options: MapOptions) -> list[Path]:
-    labels = _labels_of_files(plan, out, options)
-    return [parts_directory(_path_with_label(out, label), _parts_with_label(options.parts, label)) for label in labels]
-
-
 def parts_directory(out: str | Path, chosen: str | None = None) -> Path:
     """Return where the parts of a file are kept: beside it, in the working directory for an object of S3."""
     if chosen is not None:
@@ -209,27 +175,14 @@ def parts_directory(out: str | Path, chosen: str | None = None) -> Path:
     return where.with_name(f"{where.name}.parts")
 
 
-def _labels_of_files(plan: Plan, out: str, options: MapOptions) -> list[str]:
-    """Return what the files are told apart by; an empty text for the only one."""
-    if len(plan.output_tensors) == 1 or options.one_file or _suffix(out) in BOX_SUFFIXES:
-        return [""]
-    return unique_labels([tensor.name for tensor in plan.output_tensors])
-
-
 def unique_labels(outputs: Sequence[str]) -> list[str]:
     """Return names of outputs as parts of files' names: letters, digits, hyphens and underscores, all different."""
     plain = [_NOT_OF_A_NAME.sub("-", name).strip("-")[-_MOST_OF_A_NAME:] or "output" for name in outputs]
     return [name if plain.count(name) == 1 else f"{name}-{number}" for number, name in enumerate(plain, 1)]
 
 
-def _parts_with_label(chosen: str | None, label: str) -> str | None:
-    return f"{chosen}.{label}" if chosen is not None and label else chosen
-
-
 def _path_with_label(out: str, label: str) -> str:
     """Return the path of an output's file: its label stands before the suffix."""
-    if not label:
-        return out
     where = parse_place(out)
     if isinstance(where, S3Place):
         key = PurePosixPath(where.key)

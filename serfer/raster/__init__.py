@@ -9,11 +9,11 @@ This package knows nothing of plans or networks. What reads or writes TIFF needs
 """
 
 from serfer.raster.georeference import Georeference
-from serfer.raster.limits import RasterLimits
+from serfer.raster.reading.header import RasterLimits
 from serfer.raster.reading.source import RasterSource, open_raster
-from serfer.raster.results.options import ResultOptions
 from serfer.raster.results.parts import ResultParts
 from serfer.raster.results.result import check_free, check_result, check_space, publish, write_result
+from serfer.raster.results.tiff_result import ResultOptions
 
 __all__ = [
     "Georeference",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,13 +12,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from serfer.core.errors import InputError, SerferError, UnavailableError
+from serfer.core.units import MIB
 from serfer.files import read_text
 from serfer.raster.durable import write_durably
-from serfer.raster.limits import MIB
 from serfer.raster.place import S3Place
-from serfer.s3 import DENIED, MISSING, code_of, open_client, part_size, put_in_parts, s3_errors
+from serfer.s3 import DENIED, MISSING, code_of, open_client, s3_errors
 
-_PART_BYTES = 16 * MIB
+_PART_BYTES, _PARTS_AT_ONCE = 16 * MIB, 4
 _MOST_RECORD_BYTES = 16 * 1024
 
 
@@ -31,11 +31,10 @@ class Head:
 
 
 class Bucket:
-    """The requests for one place in S3; `unsigned` sends no credentials, as public buckets allow."""
+    """The requests for one place in S3."""
 
-    def __init__(self, place: S3Place, *, unsigned: bool = False) -> None:
+    def __init__(self, place: S3Place) -> None:
         self.place = place
-        self._unsigned = unsigned
 
     @cached_property
     def _session(self) -> Any:  # noqa: ANN401 - botocore's
@@ -47,8 +46,7 @@ class Bucket:
     def _client(self) -> Any:  # noqa: ANN401 - botocore's
         with self._errors("opened"):
             region = self.place.region or self._session.get_config_variable("region") or "us-east-1"
-            endpoint = self.place.endpoint
-            return open_client(self._session, 5, 60, unsigned=self._unsigned, region_name=region, endpoint_url=endpoint)
+            return open_client(self._session, 5, 60, region_name=region, endpoint_url=self.place.endpoint)
 
     def head(self) -> Head | None:
         try:
@@ -95,38 +93,35 @@ class Bucket:
             given["AWS_VIRTUAL_HOSTING"] = "FALSE"
         if bundle := self._session.get_config_variable("ca_bundle"):
             given["CURL_CA_BUNDLE"] = bundle
-        return given | ({"AWS_NO_SIGN_REQUEST": "YES"} if self._unsigned else self._credentials())
-
-    def _credentials(self) -> dict[str, str]:
         with self._errors("opened"):
             found = self._session.get_credentials()
             frozen = found and found.get_frozen_credentials()
         if not frozen:
             raise _no_credentials(self.place)
-        keys = {"AWS_ACCESS_KEY_ID": frozen.access_key, "AWS_SECRET_ACCESS_KEY": frozen.secret_key}
-        return keys | ({"AWS_SESSION_TOKEN": frozen.token} if frozen.token else {})
+        given |= {"AWS_ACCESS_KEY_ID": frozen.access_key, "AWS_SECRET_ACCESS_KEY": frozen.secret_key}
+        return given | ({"AWS_SESSION_TOKEN": frozen.token} if frozen.token else {})
 
     def upload(self, file: Path, record: Path) -> None:
         """Put a file as the object: in one request, or in parts, which a failure deletes.
 
         `record` remembers an upload in parts; what a killed process began is deleted when it is called again.
         """
+        from boto3.s3.transfer import TransferConfig, create_transfer_manager  # noqa: PLC0415 - most results are files
+
         self._forget(record)
-        size, where = file.stat().st_size, {"Bucket": self.place.bucket, "Key": self.place.key}
-        with self._errors("written"), file.open("rb") as body:
-            if size <= _PART_BYTES:
-                self._client.put_object(**where, Body=body)
-                return
-            step = part_size(size, _PART_BYTES)
-            try:
-                put_in_parts(
-                    self._client,
-                    where,
-                    iter(lambda: body.read(step), b""),
-                    lambda upload: write_durably(record, json.dumps(upload).encode()),
-                )
-            finally:
-                record.unlink(missing_ok=True)
+        where = {"Bucket": self.place.bucket, "Key": self.place.key}
+
+        def remember(parsed: Mapping[str, Any], **_: object) -> None:
+            with suppress(KeyError, OSError):  # refused; or the disk is full
+                write_durably(record, json.dumps({**where, "UploadId": parsed["UploadId"]}).encode())
+
+        config = TransferConfig(_PART_BYTES, _PARTS_AT_ONCE, _PART_BYTES, preferred_transfer_client="classic")
+        try:
+            with self._errors("written"), create_transfer_manager(self._client, config) as manager:
+                self._client.meta.events.register("after-call.s3.CreateMultipartUpload", remember)
+                manager.upload(str(file), self.place.bucket, self.place.key).result()
+        finally:
+            record.unlink(missing_ok=True)
 
     def _forget(self, record: Path) -> None:
         """Delete the parts of an upload that an earlier process began and did not end."""

@@ -19,7 +19,7 @@ from serfer.core.plan import dump_plan, parse_plan, sealed
 from serfer.core.plan.windows import AxisResult, AxisWindow, AxisWindows
 from serfer.mapping import results
 from serfer.mapping.options import MapOptions
-from serfer.mapping.results import result_paths, unique_labels
+from serfer.mapping.results import file_places, unique_labels
 from serfer.plan_directory import load_plan
 from tests.mapping.networks import run_all
 from tests.mapping.plans import map_command, read
@@ -195,8 +195,8 @@ def test_images_of_a_folder_are_skipped_only_where_all_of_their_files_are_there(
 
 def test_names_of_outputs_become_names_of_files(plan):
     assert unique_labels(["/model.22/Concat", "a b", "a/b", "//"]) == ["model-22-Concat", "a-b-2", "a-b-3", "output"]
-    places = result_paths(load_plan(plan), "s3://scans/2026/field.tif?region=eu-west-1", MapOptions())
-    assert places[2] == "s3://scans/2026/field.head-Conv.tif?region=eu-west-1"
+    places = file_places(load_plan(plan), "s3://scans/2026/field.tif?region=eu-west-1", MapOptions())
+    assert places[2][0] == "s3://scans/2026/field.head-Conv.tif?region=eu-west-1"
 
 
 @given(

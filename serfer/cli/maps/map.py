@@ -18,11 +18,10 @@ from serfer.cli.shared.schema import settings_of
 from serfer.cli.shared.terminal import complain, uninterrupted
 from serfer.core.errors import IncompleteMapError, SerferError, UsageError
 from serfer.core.options import changed
-from serfer.mapping.chosen_plan import chosen_plan
 from serfer.mapping.image_list import is_many, map_items, read_list
 from serfer.mapping.many_images import ManyImages
 from serfer.mapping.map import Opening, open_mapper
-from serfer.mapping.map_network import KeptMapPlan, MapNetwork
+from serfer.mapping.map_network import KeptMapPlan, MapNetwork, chosen_plan
 from serfer.mapping.options import MapOptions
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings

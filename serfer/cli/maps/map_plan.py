@@ -25,8 +25,8 @@ from serfer.core.plan import MapBoxes, Plan
 from serfer.mapping.estimate import WindowPrices
 from serfer.mapping.kept_maps import PassFiles
 from serfer.mapping.options import MapOptions
-from serfer.mapping.results import result_paths
-from serfer.raster.limits import RasterLimits
+from serfer.mapping.results import file_places
+from serfer.raster.reading.header import RasterLimits
 from serfer.splitter.map_plan import map_plan as make_map_plan
 
 _AT_ONCE = 16  # windows, as an example
@@ -78,7 +78,7 @@ def _print_summary(plan: Plan, directory: Path, facts: AwsFacts) -> None:
     if plan.boxes:
         _print_boxes(plan.boxes)
     elif len(plan.output_tensors) > 1:
-        names = ", ".join(result_paths(plan, "OUT.tif", MapOptions()))
+        names = ", ".join(path for path, _ in file_places(plan, "OUT.tif", MapOptions()))
         out.print(plain(f"a file for each output: {names} (serfer map --set one_file=true: bands of OUT.tif)"))
     if windows.passes:
         for line in passes_lines(replace(one, kept_bytes=files.most_bytes(), kept_where="the folder of OUT")):

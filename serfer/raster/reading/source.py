@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 
 from serfer.core.errors import ImageError, ImageTooLargeError, InputError, UsageError
 from serfer.core.geometry import Rect, Span
+from serfer.core.units import MIB
 from serfer.raster.gdal import SIGNATURE_BYTES, driver_of, gdal, image_errors, limit_cache, open_dataset
-from serfer.raster.limits import MIB, RasterLimits
 from serfer.raster.objects import Bucket
 from serfer.raster.place import S3Place, parse_place
-from serfer.raster.reading.header import TURNED, Header, check_blocks, read_header
+from serfer.raster.reading.header import TURNED, Header, RasterLimits, check_blocks, read_header
 from serfer.raster.reading.whole import Scratch, check_png, decode_by_strips, decode_jpeg, jpeg_header
 from serfer.system import descriptor_path
 
@@ -308,7 +308,6 @@ def open_raster(
     place: str | Path,
     limits: RasterLimits = _DEFAULT,
     *,
-    unsigned: bool = False,
     scratch: Path | None = None,
 ) -> RasterSource:
     """Open a TIFF, BigTIFF, cloud-optimised GeoTIFF, PNG or JPEG for reading by windows; use it in a `with`.
@@ -317,7 +316,6 @@ def open_raster(
         place: a path, or `s3://BUCKET/KEY[?region=REGION][&endpoint=URL]` with credentials, region and endpoint as
             boto3 finds them.
         limits: what of the image is accepted.
-        unsigned: send S3 no credentials, for public buckets.
         scratch: the folder in which the pixels of a PNG or JPEG find room, in a file without a name; by default that of
             temporary files.
 
@@ -329,7 +327,7 @@ def open_raster(
     """
     where = parse_place(place)
     if isinstance(where, S3Place):
-        return RasterSource(_object(where, limits, unsigned=unsigned), limits, scratch)
+        return RasterSource(_object(where, limits), limits, scratch)
     with ExitStack() as on_error:
         origin = _file(where, on_error)
         source = RasterSource(origin, limits, scratch)
@@ -358,8 +356,8 @@ def _file_version(status: os.stat_result) -> Mapping[str, int | str]:
     return {"bytes": status.st_size, "changed_ns": status.st_mtime_ns}
 
 
-def _object(place: S3Place, limits: RasterLimits, *, unsigned: bool) -> _Origin:
-    bucket = Bucket(place, unsigned=unsigned)
+def _object(place: S3Place, limits: RasterLimits) -> _Origin:
+    bucket = Bucket(place)
     head = bucket.head()
     if head is None:
         raise InputError(f"{place} does not exist")

@@ -24,10 +24,10 @@ from PIL.JpegImagePlugin import JpegImageFile
 
 from serfer.core.errors import ImageError, ImageTooLargeError, UnavailableError
 from serfer.core.geometry import Rect
+from serfer.core.units import MIB
 from serfer.raster.durable import FULL
 from serfer.raster.georeference import Georeference
-from serfer.raster.limits import MIB, RasterLimits
-from serfer.raster.reading.header import ORIENTATION, ORIENTATIONS, Header
+from serfer.raster.reading.header import ORIENTATION, ORIENTATIONS, Header, RasterLimits
 
 _STRIP_BYTES = 8 * MIB  # decoded at a time
 _INTERLACED = 28  # the byte of a PNG that says so

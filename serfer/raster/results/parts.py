@@ -157,10 +157,10 @@ class ResultParts:
         whole = values.reshape(array.channels, array.rows.chunk, array.cols.chunk)
         return whole[:, : rect.rows.size, : rect.cols.size]
 
-    def area(self, rect: Rect) -> NDArray[Any]:
-        """Return a rectangle (channels, rows, cols) of the whole array, of parts without their checksum as `rows`."""
-        array = self.array
-        values = np.empty((array.channels, rect.rows.size, rect.cols.size), array.dtype)
+    def area(self, rect: Rect, first: int = 0, stop: int | None = None) -> NDArray[Any]:
+        """Return a rectangle (channels, rows, cols) of the array, or of some channels; unverified, as `rows`."""
+        array, channels = self.array, slice(first, stop)
+        values = np.empty((len(range(array.channels)[channels]), rect.rows.size, rect.cols.size), array.dtype)
         stored = array.channels, array.rows.chunk, array.cols.chunk
         rows, cols = (_touched(axis, span) for axis, span in ((array.rows, rect.rows), (array.cols, rect.cols)))
         for number in (row * array.cols.count + col for row in rows for col in cols):
@@ -170,7 +170,7 @@ class ResultParts:
                     raise AlteredPieceError
                 there = np.memmap(self.path(number), array.dtype, "r", shape=stored)
                 if part := own.overlap(rect):
-                    values[:, *part.within(rect).slices] = there[:, *part.within(own).slices]
+                    values[:, *part.within(rect).slices] = there[channels, *part.within(own).slices]
         return values
 
     def rows(self, number: int, channel: int, rows: Span) -> NDArray[Any]:

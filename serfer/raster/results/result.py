@@ -17,18 +17,17 @@ from PIL import Image
 
 from serfer.core.errors import AlteredPieceError, InputError, UnavailableError, UsageError
 from serfer.core.geometry import Rect, Span
+from serfer.core.units import MIB
 from serfer.core.zarr import ChunkedArray
 from serfer.files import check_place
 from serfer.raster.durable import TEMPORARY, sync_folder
 from serfer.raster.georeference import Georeference
-from serfer.raster.limits import MIB
 from serfer.raster.objects import Bucket
 from serfer.raster.palette import DepthScale, mask_image
 from serfer.raster.place import S3Place, parse_place
-from serfer.raster.results.options import ResultOptions
 from serfer.raster.results.parts import ASSEMBLED, DTYPES, UPLOAD, ResultParts, disk_error
 from serfer.raster.results.strips import BLOCK, Mosaic
-from serfer.raster.results.tiff_result import write_tiff
+from serfer.raster.results.tiff_result import ResultOptions, write_tiff
 
 SUFFIXES = (".tif", ".tiff", ".png", ".npy")
 _DEFAULT = ResultOptions()

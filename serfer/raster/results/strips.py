@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from serfer.core.crc32c import crc32c, crc32c_joined, crc32c_with_zeros
 from serfer.core.geometry import Rect, Span
-from serfer.raster.limits import MIB
+from serfer.core.units import MIB
 from serfer.raster.results.parts import ResultParts
 
 BLOCK = 512

@@ -6,20 +6,20 @@ import errno
 import resource
 import shutil
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.errors import SerferError
 from serfer.core.geometry import Rect, Span
+from serfer.core.units import MIB
 from serfer.raster.gdal import gdal, limit_cache, open_dataset, reason
 from serfer.raster.georeference import Georeference
-from serfer.raster.limits import MIB
 from serfer.raster.palette import palette
-from serfer.raster.results.options import ResultOptions
 from serfer.raster.results.strips import BLOCK, Mosaic
 
 _CLASSIC = 3_900_000_000  # bytes: offsets of a TIFF that is not BigTIFF have 32 bits
@@ -28,6 +28,27 @@ _CACHE = 16 * MIB  # whole blocks are written, and read back, once
 _MARGIN = 4 * MIB  # what GDAL may write beside a window's values
 _LEVEL = 4  # of deflate: GDAL's own, 6, takes three to four times the time for 1% fewer bytes of classes
 _FLOAT_PREDICTOR = 3
+
+
+@dataclass(frozen=True)
+class ResultOptions:
+    """How a result is written.
+
+    Attributes:
+        nodata: the value of pixels that hold none, named in a TIFF and left out of the scale of a PNG of depth.
+        compression: of a TIFF's tiles; each is lossless, with a predictor (differences between neighbours).
+        overwrite: replace a result that exists.
+        mask: the values are classes 0 to 255 (one channel of uint8): PNG and TIFF get the palette of their colours.
+        names: of the channels, for a TIFF: those of classes, for example.
+        tags: texts for a TIFF's metadata.
+    """
+
+    nodata: float | None = None
+    compression: Literal["deflate", "zstd", "none"] = "deflate"
+    overwrite: bool = False
+    mask: bool = False
+    names: tuple[str, ...] = ()
+    tags: Mapping[str, str] = field(default_factory=dict)
 
 
 def write_tiff(path: Path, mosaic: Mosaic, georeference: Georeference, options: ResultOptions) -> None:

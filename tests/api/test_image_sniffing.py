@@ -20,6 +20,8 @@ def refused(data, status=422):
 def test_images_of_every_format_and_jpegs_of_every_sort_pass_and_other_formats_do_not():
     for kind in ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF"):
         check_format("cat", encoded(kind))
+    for start in (b"GIF87a", b"GIF89a", b"MM\0*", b"II+\0", b"MM\0+"):
+        check_format("cat", start + b"x")
     for settings in ({"progressive": True}, {"restart_marker_blocks": 1}, {"exif": b"Exif\0\0" + JPEG}):
         check_format("cat", encoded("JPEG", **settings))
     refused(encoded("PPM"), 415)

@@ -111,18 +111,21 @@ def test_a_file_that_exists_is_replaced_only_on_demand(run, examples, tmp_path):
     assert np.load(there).shape == (1, SIZE, SIZE)
 
 
-def test_an_image_that_fails_does_not_stop_the_others(run, examples, tmp_path):
+def test_an_image_that_fails_does_not_stop_the_others_and_a_folder_gives_its_images(run, examples, tmp_path):
     (tmp_path / "text.png").write_text("no image")
     (tmp_path / "odd.npy").write_bytes(b"\x93NUMPY no array")
     np.save(tmp_path / "pickled.npy", np.array([{}], dtype=object))
     np.save(tmp_path / "other.npy", np.zeros((1, 3, 9, 9), np.float32))
     np.save(tmp_path / "cut.npy", np.zeros((1, 3, SIZE, SIZE), np.float32))
     (tmp_path / "cut.npy").write_bytes((tmp_path / "cut.npy").read_bytes()[:-1])
+    (tmp_path / "photos").mkdir()
+    photo = tmp_path / "photos" / "rocket.jpg"
+    photo.symlink_to(examples / "rocket.jpg")
     bad = [tmp_path / name for name in ("text.png", "odd.npy", "pickled.npy", "other.npy", "cut.npy", "none.npy")]
-    result = run(*bad, examples / "rocket.jpg", "--out", tmp_path / "maps", "--json")
+    result = run(*bad, photo.parent, "--out", tmp_path / "maps", "--json")
     lines = [json.loads(line) for line in result.lines]
     assert result.code == 3
-    assert [line["image"] for line in lines] == [*map(str, bad), str(examples / "rocket.jpg")]
+    assert [line["image"] for line in lines] == [*map(str, [*bad, photo])]
     assert all(path.name in line for path, line in zip(bad, result.err.splitlines(), strict=True))
     assert all(line["error"] and not line["outputs"] for line in lines[:-1])
     assert len(lines[-1]["outputs"]) == len(OUTPUTS)

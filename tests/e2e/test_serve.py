@@ -31,7 +31,7 @@ def logged(result, event="request"):
 def test_a_service_answers_who_has_a_key_replaces_killed_workers_and_ends_on_a_signal(serve, serfer_here, tmp_path):
     file = tmp_path / "keys.toml"
     key = serfer_here("keys", "add", "alice", "--file", file).out.strip()
-    command, status = serve("--set", "drain_s=0", "--keys", str(file))
+    command, status = serve("--set", "drain_s=600", "--keys", str(file))
     assert (status["pid"], status["models"]) == (command.pid, ["small"])
     headers = {"Authorization": f"Bearer {key}"}
     with httpx.Client(base_url=status["url"], timeout=PATIENCE) as http:
@@ -51,10 +51,13 @@ def test_a_service_answers_who_has_a_key_replaces_killed_workers_and_ends_on_a_s
             return http.get("/v1/models", headers=headers).status_code == 401
 
         eventually(locked_out, "the file is read again")
-    result = command.stop()
+        command.interrupt(signal.SIGTERM)
+        eventually(lambda: http.get("/readyz").status_code == 503, "it drains")
+    result = command.stop()  # a second signal ends it at once
     [line] = [line for line in logged(result) if line["request_id"] == "mine-1"]
     assert (line["route"], line["status"], line["model"]) == ("/v1/classify", 200, "small")
     assert "secret-name" not in result.err
+    assert "explain=true" not in result.err  # no query strings
     assert key not in result.err
     assert '"client": "alice"' in result.err
 

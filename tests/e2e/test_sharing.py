@@ -51,6 +51,8 @@ def test_a_burst_over_few_slots_gives_the_same_logits_with_fewer_invocations(pla
     for stage in range(last):  # four tiles in two invocations, but for a few duplicates
         assert 2 * QUERIES <= invocations(results, stage) < 3 * QUERIES
     assert invocations(results, last) <= QUERIES / 2
+    with serfer.open(plan, share=False, settings=few) as pipeline:
+        assert invocations(burst(pipeline), last) == QUERIES
 
 
 @pytest.mark.parametrize("inline", [(), (0, 1)])

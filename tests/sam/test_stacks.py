@@ -188,6 +188,7 @@ def test_a_stack_of_an_older_format_is_replaced_where_that_is_asked_for(
     assert f"test-dev serves the plan {deployed}" in message
     assert "--previous-of test-dev" in message
     assert "serfer deploy apply --replace" in message
+    assert called("apply", str(tmp_path / "build"), "dev") == 2  # before anything is built
     assert called("check", str(tmp_path / "build"), "dev", "--replace") == 0
     assert called("check", str(tmp_path / "build"), "prod") == 0  # a stack that there is not yet
 
@@ -275,9 +276,12 @@ def test_an_invalid_package_is_refused(session, monkeypatch):
             pass
 
 
-def test_a_plan_of_a_stack_is_not_kept_where_none_is(plans, tmp_path):
-    words = ("package", plans[0], "--out", tmp_path / "build", "--previous-of", "shop-prod", "--no-previous")
+@pytest.mark.usefixtures("session")
+def test_a_plan_of_a_stack_is_not_kept_where_none_is(plans, tmp_path, capsys):
+    words = ("package", plans[0], "--out", tmp_path / "build", "--previous-of", "shop-prod")
+    assert called(*words, "--no-previous") == 2
     assert called(*words) == 2
+    assert "no stack shop-prod" in capsys.readouterr().err
     assert not (tmp_path / "build").exists()
 
 

@@ -38,6 +38,7 @@ from serfer.pipeline.report import make_report
 from serfer.pipeline.result import Result
 from serfer.pipeline.trace import trace_events
 from tests.drivers.asl_interpreter import Machine, StateError
+from tests.drivers.conftest import AwayStore
 from tests.drivers.fake_clock import FakeClock
 from tests.drivers.plans import wide_plan
 
@@ -248,9 +249,9 @@ def test_a_task_that_fails_for_good_ends_the_query_with_its_own_error(store, kin
 
 
 @KINDS
-def test_a_query_whose_pieces_are_lost_restarts_under_another_name(store, kind):
+def test_a_query_whose_pieces_are_lost_restarts_under_another_name_and_waits_for_a_store_that_is_away(store, kind):
     service = Service(store, {(1, 0): ["MissingKeyError"], (2, 1): [None, "MissingKeyError"]})
-    answer = ask(service, store, kind)
+    answer = ask(service, AwayStore(store, put=2, get=2, delete=2), kind)
     assert answer.outputs == [(WRITTEN[0],), (WRITTEN[1],)]
     assert answer.overheads.restarts == 1
     assert answer.overheads.counts.puts == 8

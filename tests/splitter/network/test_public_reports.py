@@ -77,7 +77,9 @@ REPORTS = {  # what follows on a convolution to 4 channels
     "summed over a stack": padded_by_nothing_and_summed_over_a_stack,
     "unpooled": lambda net, x: unpooled(net, net.op("Relu", x)),
     "unpooled without an activation": unpooled,
-    "named with slashes and colons": lambda net, x: net.op("Relu", x, output="model/conv/Conv2D:0"),
+    "named with slashes and colons": lambda net, x: net.op(
+        "Conv", x, net.constant(net.floats(4, 4, 3, 3), "a/b:0/w"), pads=[1] * 4, output="model/conv/Conv2D:0"
+    ),
     "clipped at infinity": lambda net, x: net.op("Clip", x, 0.0, np.float32(np.inf)),
 }
 OPSETS = {"counted padding": 13, "flattened by its shape": 11, "softmax from its axis on": 11, "upsampled": 9}

@@ -80,9 +80,10 @@ def several(file):
     return file
 
 
+@pytest.mark.parametrize("route", ["mark-spot", "mark-spot:sl_min=0.99"])
 @pytest.mark.parametrize("instances", ["local", f"{BUYS},t3=ec2:c"])
-def test_a_policy_of_several_types_is_a_route_where_each_has_a_provisioner(several, instances):
-    assert choose_routing("mark-spot", instances, several, None).router().policy.name == "mark-spot"
+def test_a_policy_of_several_types_is_a_route_where_each_has_a_provisioner(several, route, instances):
+    assert choose_routing(route, instances, several, None).router().policy.name == route
 
 
 @pytest.mark.parametrize(

@@ -115,8 +115,11 @@ def simulated(rate, *batches, seconds=120):
     return run.over(steps, 0.0, Window("busiest", 0.0, float(seconds)))
 
 
-def test_what_is_beyond_the_rates_of_the_instances_runs_on_lambda_in_time():
-    assert simulated(180, 16, 2).on_serverless < 0.05 * 180 * 120
+def test_queries_divide_by_the_rates_of_the_instances_and_the_rest_runs_on_lambda_in_time():
+    result = simulated(180, 16, 2)
+    expected = shares(180.0, [Place("a", 0, 16), Place("b", 0, 2)], SIZED)
+    assert result.batches == pytest.approx(result.queries * (expected.of["a"] / 16 + expected.of["b"] / 2), rel=0.2)
+    assert result.on_serverless < 0.02 * result.queries
     result = simulated(400, 8)
     expected = shares(400.0, [Place("a", 0, 8)], SIZED)
     assert result.on_serverless / result.queries == pytest.approx(expected.rest, abs=0.05)

@@ -2,8 +2,8 @@
 
 Boxes are sorted into levels by their longer side, 2^(L-1) to 2^L pixels, and lie in the cell, 2^L pixels wide, of their
 centre. What overlaps a box has its centre in few cells of each level; a level whose boxes are so much smaller or larger
-that their intersection cannot be `max_iou` of the union is passed over. The best boxes come first, in blocks: those
-that a kept box suppresses are dropped, the rest of the block is decided in order, and what is kept joins the grids.
+that their intersection cannot be `max_iou` of the union is passed over. The best boxes come first, in blocks: each box
+of a block that is not dropped yet drops, in order, the later ones that it overlaps.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from serfer.core.detections import Boxes, box_areas
 
 _Indices = NDArray[np.int64]
+_NONE: _Indices = np.empty(0, np.int64)
 _FIRST_BLOCK, _LARGEST_BLOCK = 2_048, 131_072
 _MOST_PAIRS = 4_000_000
 """Pairs of boxes that are compared at once: some hundred MB."""
@@ -33,32 +34,25 @@ def without_overlaps_by_cells(boxes: Boxes, max_iou: float) -> _Indices:
     """
     if max_iou >= 1 or not len(boxes):
         return np.arange(len(boxes))
-    kept = _Grids(boxes, max_iou)
+    grids, dropped = _Grids(boxes, max_iou), np.zeros(len(boxes), bool)
     start, size = 0, _FIRST_BLOCK
     while start < len(boxes):
-        block = np.arange(start, min(start + size, len(boxes)))
-        own = _Grids(boxes, max_iou, block)
-        if len(block) > 1 and own.near(block) + kept.near(block) > _MOST_PAIRS:
-            size = max(1, len(block) // 2)
+        stop = min(start + size, len(boxes))
+        block = start + np.flatnonzero(~dropped[start:stop])
+        if len(block) > 1 and grids.near(block) > _MOST_PAIRS:
+            size = (stop - start) // 2
             continue
-        dropped = np.zeros(len(block), bool)
-        for pair, _ in kept.pairs(block):
-            dropped[pair - start] = True
-        _decide(dropped, start, [*own.pairs(block)])
-        kept = kept.with_more(block[~dropped])
-        start, size = start + len(block), min(2 * size, _LARGEST_BLOCK)
-    return kept.members
+        _decide(dropped, [*grids.pairs(block)])
+        start, size = stop, min(2 * size, _LARGEST_BLOCK)
+    return np.flatnonzero(~dropped)
 
 
-def _decide(dropped: NDArray[np.bool_], start: int, pairs: list[tuple[_Indices, _Indices]]) -> None:
-    """Drop, in order, the boxes of a block that a better one of it, which is kept, overlaps."""
-    ones = np.concatenate([pair for pair, _ in pairs]) - start if pairs else np.empty(0, np.int64)
-    others = np.concatenate([other for _, other in pairs]) - start if pairs else np.empty(0, np.int64)
-    later = ones < others
-    ones, others = ones[later], others[later]
+def _decide(dropped: NDArray[np.bool_], pairs: list[tuple[_Indices, _Indices]]) -> None:
+    """Drop, in order, the boxes that a better one, which is kept, overlaps."""
+    ones, others = (np.concatenate([pair[side] for pair in pairs]) if pairs else _NONE for side in (0, 1))
     order = np.argsort(ones, kind="stable")
     ones, others = ones[order], others[order]
-    first = np.flatnonzero(np.r_[True, ones[1:] != ones[:-1]]) if len(ones) else np.empty(0, np.int64)
+    first = np.flatnonzero(np.r_[True, ones[1:] != ones[:-1]]) if len(ones) else _NONE
     for begin, end in zip(first.tolist(), [*first[1:].tolist(), len(ones)], strict=False):
         if not dropped[ones[begin]]:
             dropped[others[begin:end]] = True
@@ -73,23 +67,17 @@ class _Level:
 
 
 class _Grids:
-    """Some of the boxes, `members`, in a grid for each level and class."""
+    """The boxes in a grid for each level and class."""
 
-    def __init__(self, boxes: Boxes, max_iou: float, members: _Indices | None = None) -> None:
+    def __init__(self, boxes: Boxes, max_iou: float) -> None:
         self.boxes, self.max_iou = boxes, max_iou
-        self.members = np.empty(0, np.int64) if members is None else members
-        corners = boxes.corners[self.members]
-        sides = (corners[:, 2:] - corners[:, :2]).max(axis=1, initial=0)
-        levels = _level_of(sides)
+        levels = _level_of((boxes.corners[:, 2:] - boxes.corners[:, :2]).max(axis=1, initial=0))
         self._levels: dict[int, _Level] = {}
         for level in np.unique(levels).tolist():
-            own = self.members[levels == level]
+            own = np.flatnonzero(levels == level)
             cells = self._cells(own, level)
             order = np.argsort(cells, kind="stable")
             self._levels[level] = _Level(cells[order], own[order])
-
-    def with_more(self, members: _Indices) -> _Grids:
-        return _Grids(self.boxes, self.max_iou, np.concatenate([self.members, members]))
 
     def _cells(self, indices: _Indices, level: int) -> _Indices:
         corners = self.boxes.corners[indices]
@@ -101,13 +89,13 @@ class _Grids:
         return sum(int((last - first).sum()) for _, _, first, last in self._ranges(block))
 
     def pairs(self, block: _Indices) -> Iterator[tuple[_Indices, _Indices]]:
-        """Yield boxes of the block and, of the grids, the ones that overlap them by more than `max_iou`."""
+        """Yield boxes of the block and, of the grids, the later ones that overlap them by more than `max_iou`."""
         for level, queries, first, last in self._ranges(block):
             counts = last - first
             ones = np.repeat(queries, counts)
             places = np.arange(len(ones)) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(first, counts)
             others = level.indices[places]
-            over = self._overlapping(ones, others)
+            over = self._overlapping(ones, others) & (ones < others)
             if over.any():
                 yield ones[over], others[over]
 

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,7 @@ from serfer.mapping.job import Job, all_done, identity_of, what_is_left, what_is
 from serfer.mapping.no_data import NO_PLACE, Gaps
 from serfer.mapping.options import MapOptions
 from serfer.mapping.passes import ImagePasses
-from serfer.mapping.report import MapProgress, MapReport, MapResult
+from serfer.mapping.report import MapProgress, MapReport, MapResult, MapWatcher
 from serfer.mapping.results import file_places, is_there, parts_directory, result_files
 from serfer.offline.gate import OfflineGate
 from serfer.pipeline.blocking import Pipeline
@@ -51,19 +51,6 @@ def no_decoder() -> FrameDecoder:
 
 def no_whole() -> Whole:
     raise NotComparedError("the plan's directory is not known, in which the whole network lies")
-
-
-class MapWatcher(Protocol):
-    """What a caller wants to know while a map runs; its methods are called in the caller's own thread."""
-
-    def note(self, text: str) -> None:
-        """Take a warning."""
-
-    def start(self, image: str, estimate: Estimate) -> None:
-        """Take what an image will take."""
-
-    def progress(self, progress: MapProgress) -> None:
-        """Take how far the image is."""
 
 
 @dataclass(frozen=True)
@@ -140,28 +127,19 @@ class Mapper:
             passes = ImagePasses(job.passes, stack)
             written = job.written(parts) if job.exists else set()
             if len(written) == len(parts):
-                job = job.measured(_kept_statistics(parts[0]))
-                nothing = self._nothing(job)
-                report = job.report(Outcome(), nothing.windows, time.monotonic() - started, 0.0, nothing)
-                finished(report)
-                passes.remove()
-                _remove(parts)
-                return report
-            parts[0].written = False
-            for number, file in enumerate(job.files):
-                if number not in written:
-                    file.check(overwrite=False)
-            report = self._run(job, parts, passes, written, started)
-            for note in report.notes[len(job.notes) :]:
-                self.watcher.note(f"{image}: {note}")
+                job, nothing = job.measured(_kept_statistics(parts[0])), [list[int]() for _ in self.windows.passes]
+                estimate = self._estimate(job, (), nothing)
+                report = job.report(Outcome(), estimate.windows, time.monotonic() - started, 0.0, estimate)
+            else:
+                report = self._run(job, parts, passes, written, started)
+                for note in report.notes[len(job.notes) :]:
+                    self.watcher.note(f"{image}: {note}")
             finished(report)
             parts[0].written = True
             passes.remove()
-            _remove(parts)
+            for part in reversed(parts):
+                part.remove()
             return report
-
-    def _nothing(self, job: Job) -> Estimate:
-        return self._estimate(job, (), [[] for _ in self.windows.passes])
 
     def _estimate(self, job: Job, missing: Sequence[int], left: Sequence[Sequence[int]]) -> Estimate:
         """Return what the windows take that are missing of the map, and that are `left` of each pass."""
@@ -177,6 +155,10 @@ class Mapper:
     def _run(
         self, job: Job, parts: Sequence[ResultParts], passes: ImagePasses, written: set[int], started: float
     ) -> MapReport:
+        parts[0].written = False
+        for number, file in enumerate(job.files):
+            if number not in written:
+                file.check(overwrite=False)
         for file, own in zip(job.files, parts, strict=True):
             if warning := file.space(own):
                 self.watcher.note(warning)
@@ -361,11 +343,6 @@ def _kept_statistics(parts: ResultParts) -> ImageStatistics | None:
     """Return what was measured of the image of some parts, None for nothing; raises InputError for another record."""
     kept = parts.measured
     return None if kept is None else structure(ImageStatistics, kept, f"{parts.directory}", error=InputError)
-
-
-def _remove(parts: Sequence[ResultParts]) -> None:
-    for part in reversed(parts):
-        part.remove()
 
 
 def _check_apart(image: str | Path, out: str | Path) -> None:

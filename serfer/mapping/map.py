@@ -18,12 +18,12 @@ from serfer.mapping.boxes import decoder_of
 from serfer.mapping.comparison import whole_of
 from serfer.mapping.engine import Spending
 from serfer.mapping.estimate import WindowPrices
-from serfer.mapping.image_job import Mapper, MapWatcher
+from serfer.mapping.image_job import Mapper
 from serfer.mapping.image_list import map_items
 from serfer.mapping.many_images import ManyImages, ManyReport
 from serfer.mapping.map_network import chosen_plan
 from serfer.mapping.options import MapOptions
-from serfer.mapping.report import MapReport
+from serfer.mapping.report import MapReport, MapWatcher
 from serfer.offline.gate import OfflineGate
 from serfer.offline.load_source import service_loads
 from serfer.pipeline.blocking import Pipeline
@@ -36,10 +36,6 @@ from serfer.wiring.pipeline_options import PipelineOptions
 _IN_FLIGHT_BYTES = 512 * 1024 * 1024
 _SUFFIX = ".tif"
 _SHARE = 4  # of an account's concurrency, one part is for maps
-
-
-class Silent(MapWatcher):
-    """Watches nothing."""
 
 
 def map_image(
@@ -79,7 +75,7 @@ def map_image(
     options = with_values(MapOptions, options, values)
     out, settings = _place(out), settings or load_settings()
     directory = _plan(plan, network, [image], out, settings, options)
-    with open_mapper(Opening(directory, options), options, Silent(), settings) as mapper:
+    with open_mapper(Opening(directory, options), options, MapWatcher(), settings) as mapper:
         return mapper.map(image, out)
 
 
@@ -106,7 +102,7 @@ def map_many(
     out, settings = _place(out), settings or load_settings()
     directory = _plan(plan, network, images, out, settings, options)
     items = map_items([str(image) for image in images], str(out), suffix)
-    with open_mapper(Opening(directory, options), options, Silent(), settings) as mapper:
+    with open_mapper(Opening(directory, options), options, MapWatcher(), settings) as mapper:
         many = ManyImages(replace(mapper, start_below_ceiling=False), str(out), lambda _: None)
         many.check_dollars(items)
         return many.run(items)

@@ -52,6 +52,19 @@ class MapProgress:
         return missing / self.rate if self.rate else None
 
 
+class MapWatcher:
+    """What a caller wants to know while a map runs, here nothing; its methods are called in the caller's own thread."""
+
+    def note(self, text: str) -> None:
+        """Take a warning."""
+
+    def start(self, image: str, estimate: Estimate) -> None:
+        """Take what an image will take."""
+
+    def progress(self, progress: MapProgress) -> None:
+        """Take how far the image is."""
+
+
 @dataclass(frozen=True)
 class MapResult:
     """A file that a map made: its place, the outputs of the network in it, its size in pixels, channels and type.

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from serfer.cli.shared.display import counted, plain, print_table
 from serfer.cli.shared.options import print_json
 from serfer.cli.shared.terminal import complain, err, out
+from serfer.mapping.report import MapWatcher
 
 if TYPE_CHECKING:
     from serfer.core.plan.image_normalisation import ImageStatistics
@@ -30,7 +31,7 @@ _UNLIKE = 0.1  # of what was predicted: from here on it is said why
 _MOST_CHANNELS = 4  # of which it is said how they were normalised
 
 
-class MapDisplay:
+class MapDisplay(MapWatcher):
     """Shows a map on a terminal as a bar, elsewhere as a line now and then."""
 
     def __init__(self) -> None:

@@ -152,13 +152,15 @@ def read_header(dataset: Any, name: str, driver: str, limits: RasterLimits, read
     `read_at` reads the file itself, for what GDAL does not say.
     """
     dtype = _dtype(dataset, name)
-    stored = _bounded_bands(dataset, name, limits)
+    if not 0 < (stored := int(dataset.count)) <= limits.max_bands:
+        raise ImageTooLargeError(f"{name} has {stored:,} bands: 1 to {limits.max_bands:,} are accepted")
     palette = _palette(dataset)
     structure = dataset.tags(ns="IMAGE_STRUCTURE")
     given = _bits(dataset, dtype) if palette is None else None
     bits = given if driver == "PNG" and given else 8
     full = None if driver == "PNG" or given is None else float(2**given - 1)
     inverted = structure.get("MINISWHITE") == "YES" and palette is None and np.dtype(dtype).kind == "u"
+    alphas = [band for band, colour in enumerate(dataset.colorinterp) if colour.name == "alpha" and stored > 1]
     header = Header(
         name=name,
         size=(dataset.height, dataset.width),
@@ -174,8 +176,8 @@ def read_header(dataset: Any, name: str, driver: str, limits: RasterLimits, read
         no_colour=None if palette is None else _no_colour(dataset),
         full=full,
         inverted=inverted,
-        alpha=_alpha(dataset),
-        masked=_masked(dataset),
+        alpha=alphas[0] if alphas else None,
+        masked={flag.name for flag in dataset.mask_flag_enums[0]} == {"per_dataset"},  # neither a band nor a value
         pages=_pages(dataset),
         scale=255 // (2**bits - 1) if bits in {1, 2, 4} else 1,
         one_strip=driver == "GTiff" and _one_strip(dataset),
@@ -237,12 +239,6 @@ def _dtype(dataset: Any, name: str) -> str:  # noqa: ANN401 - rasterio's
     if len(dtypes) != 1 or not dtypes <= {*DTYPES}:
         raise ImageError(f"{name} has samples of {', '.join(sorted(dtypes)) or 'no type'}, not of {', '.join(DTYPES)}")
     return str(dtypes.pop())
-
-
-def _bounded_bands(dataset: Any, name: str, limits: RasterLimits) -> int:  # noqa: ANN401 - rasterio's
-    if not 0 < dataset.count <= limits.max_bands:
-        raise ImageTooLargeError(f"{name} has {dataset.count:,} bands: 1 to {limits.max_bands:,} are accepted")
-    return int(dataset.count)
 
 
 def _nodata(dataset: Any, dtype: str) -> float | int | None:  # noqa: ANN401 - rasterio's
@@ -312,17 +308,6 @@ def _bits(dataset: Any, dtype: str) -> int | None:  # noqa: ANN401 - rasterio's
     kind = np.dtype(dtype)
     fewer = said.isdecimal() and kind.kind == "u" and 0 < int(said) < 8 * kind.itemsize
     return int(said) if fewer else None
-
-
-def _alpha(dataset: Any) -> int | None:  # noqa: ANN401 - rasterio's
-    return next(
-        (band for band, colour in enumerate(dataset.colorinterp) if colour.name == "alpha" and dataset.count > 1), None
-    )
-
-
-def _masked(dataset: Any) -> bool:  # noqa: ANN401 - rasterio's
-    """Whether a mask lies beside the bands, which is neither a band nor a value of them."""
-    return {flag.name for flag in dataset.mask_flag_enums[0]} == {"per_dataset"}
 
 
 def _no_colour(dataset: Any) -> NDArray[np.bool_] | None:  # noqa: ANN401 - rasterio's

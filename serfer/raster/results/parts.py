@@ -78,11 +78,11 @@ class ResultParts:
         job = cls.metadata(array)
         job["attributes"]["job"] = json.loads(json.dumps(identity, allow_nan=False))
         digest = hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()
-        with _disk_errors(directory, "what is there stays"):
+        with _disk_errors(directory):
             _make(directory)
             lock = _locked(directory)
         try:
-            with _disk_errors(directory, "what is there stays"):
+            with _disk_errors(directory):
                 _forget_if_empty(directory)
                 _agree(directory / METADATA, job)
                 parts = cls(directory, array, lock, digest)
@@ -102,7 +102,7 @@ class ResultParts:
     def discard(cls, directory: Path) -> None:
         if not directory.exists():
             return
-        with _disk_errors(directory, "what is there stays"):
+        with _disk_errors(directory):
             _make(directory)
             lock = _locked(directory)
             _delete(directory)
@@ -199,11 +199,11 @@ class ResultParts:
     def measured(self, value: Any) -> None:  # noqa: ANN401 - same
         metadata = self._metadata()
         metadata["attributes"][_MEASURED] = value
-        with _disk_errors(self.directory, "what is there stays"):
+        with _disk_errors(self.directory):
             write_durably(self.directory / METADATA, json.dumps(metadata, indent=1).encode())
 
     def _metadata(self) -> dict[str, Any]:
-        with _disk_errors(self.directory, "what is there stays"):
+        with _disk_errors(self.directory):
             metadata: dict[str, Any] = json.loads((self.directory / METADATA).read_bytes())
         return metadata
 
@@ -214,7 +214,7 @@ class ResultParts:
 
     @written.setter
     def written(self, value: bool) -> None:
-        with _disk_errors(self.directory, "what is there stays"):
+        with _disk_errors(self.directory):
             if value:
                 write_durably(self.directory / _WRITTEN)
             else:
@@ -292,7 +292,7 @@ def reserved(directory: Path, name: str) -> Iterator[None]:
 
     What is there stays. Raises UnavailableError where another process holds it, which makes the same result.
     """
-    with _disk_errors(directory, "what is there stays"):
+    with _disk_errors(directory):
         _make(directory)
         lock = _locked(directory, name)
     try:
@@ -399,7 +399,7 @@ def _shown(value: Any) -> str:  # noqa: ANN401 - JSON values
 
 
 @contextmanager
-def _disk_errors(directory: Path, kept: str) -> Iterator[None]:
+def _disk_errors(directory: Path, kept: str = "what is there stays") -> Iterator[None]:
     """Turn an OSError of writing into UnavailableError that says what is kept."""
     try:
         yield

@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 import threading
+import time
 from unittest.mock import AsyncMock
 
 import httpx
@@ -14,11 +15,14 @@ from tritonclient.utils import InferenceServerException
 
 import serfer
 from serfer.api.admission import Admission
+from serfer.api.app import make_app
+from serfer.api.auth.keys import KeyRing, add_key
 from serfer.api.http.body import ApiLimits
 from serfer.api.routes.inference import signature_of
 from serfer.core.errors import DeadlineError, OverloadedError, StoreUnavailableError, TaskFailedError
 from serfer.plan_directory import load_plan
 from tests.e2e.small import CLASSES, LABELS, SIZE, batch, split_small
+from tests.support.served import asking
 from tests.support.tensors import plain, triton_input
 
 INFER = "/v2/models/small/infer"
@@ -240,3 +244,12 @@ class TestFailures:
 def test_a_plan_that_knows_no_images_takes_no_pixels(tmp_path):
     plan = load_plan(split_small(tmp_path, preprocess=None, labels=()))
     assert [form.name for form in signature_of(plan, ApiLimits()).takes] == ["input"]
+
+
+def test_a_key_for_an_application_asks_no_model_whatever_its_query_names(service, settings, tmp_path):
+    key = add_key(tmp_path / "keys.json", "faces", None, applications={"faces": None})
+    app = make_app(service, settings, KeyRing(tmp_path / "keys.json", time.monotonic))
+    with asking(app, headers={"X-API-Key": key}) as http:
+        for path in (INFER, f"{INFER}?application=faces", "/v1/classify?model=small"):
+            reply = http.post(path, json=plain(batch(1)))
+            assert (reply.status_code, "names no application" in reply.text) == (403, True), path

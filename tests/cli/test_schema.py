@@ -186,7 +186,7 @@ def test_settings_of_a_line_are_those_of_all_that_the_command_does(called):
 
 
 def test_drivers_get_what_the_balancer_was_given(called):
-    own = ["--app=demo", "--app=results", "--registry=r", "--route=random", "--set=queue=1"]
+    own = ["--app=demo", "--app=results", "--registry=r", "--route=random", "--keys=k.json", "--set=queue=1"]
     assert {*_passed_on(called("serve", *own, "--set=size=1x1", "--drivers=2").context)} == {*own}
 
 

@@ -227,6 +227,7 @@ def test_as_json_and_as_a_coco_data_set(predict, examples):
     assert [category["name"] for category in value["categories"]] == [*CLASSES]
     boxes = [(image, box["index"] + 1) for image, line in enumerate(lines, 1) for box in line["images"][0]["boxes"]]
     assert [(box["image_id"], box["category_id"]) for box in value["annotations"]] == boxes
+    assert [box["id"] for box in value["annotations"]] == [*range(1, len(boxes) + 1)]
 
 
 def test_boxes_are_drawn(predict, examples, tmp_path):

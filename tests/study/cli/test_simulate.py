@@ -1,7 +1,9 @@
 """`serfer study simulate` and `serfer study policies`, as users call them."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from serfer.control.scenario import read_scenario
 from serfer.core.errors import InputError, UsageError
 from serfer.cost.loads.trace import Trace
 from serfer_bench.study.policies import NAMES
+from serfer_bench.study.policy_experiments import policies
 from serfer_bench.study.policy_experiments.policies import Options, cases, results
 from serfer_bench.study.sim.calibration import write_calibration
 from serfer_bench.study.sim.simulate import RunOptions, prepare, run_policies
@@ -293,6 +296,16 @@ def test_bench_policies_refuses_folders_and_names_without_scenarios(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=fault):
         run("study", "policies", "--traces", tmp_path, "--scenarios", name or ".")
+
+
+def test_bench_policies_shows_every_load_and_scale_in_order_whichever_ends_first(scenario, monkeypatch):
+    monkeypatch.setattr(policies, "process_pool", ThreadPoolExecutor)
+    loads, names = ("poisson:hours=0.05", "poisson:hours=0.3"), ("ski-rental", "serverless")
+    wanted = ("--load", loads[0], "--load", loads[1], "--policy", names[0], "--policy", names[1])
+    found = rows("study", "policies", "--scenarios", scenario, *wanted, "--window-s", 60)
+    shown = [(one["trace"], one["scale"], one["policy"]) for one in found]
+    assert shown == [(f"{load},seed=0", scale, name) for load, scale, name in product(loads, "SM", names)]
+    assert all(one["slo_met"] is not None for one in found)
 
 
 def test_one_scenario_of_a_folder_is_chosen_by_its_file(tmp_path):

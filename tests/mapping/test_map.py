@@ -156,6 +156,7 @@ REFUSED = [
     ("map image.tif --out out.tif --plan PLAN --workers local --set engine=stepfunctions", 2, "use push or poll"),
     ("map other.tif --out out.tif --plan PLAN", 3, "other.tif has 50 x 80 pixels"),
     ("map other.tif --out out.tif --plan PLAN", 3, "--size 50x80"),
+    ("map image.tif --out other.tif --plan PLAN", 3, "other.tif exists: name another result"),
     ("map image.tif --out out.tif --plan WHOLE", 3, "this is not a map plan"),
     ("map-plan net.onnx --size any --size 9x9 --out out", 2, "--size any is for images of all sizes: give no other"),
     ("map-plan net.onnx --size any,multiple=8 --set kept_maps=always --out out", 2, "for images of any size keeps no"),

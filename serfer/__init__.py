@@ -80,7 +80,7 @@ if TYPE_CHECKING:
     from serfer.pipeline.blocking import Pipeline as Pipeline
     from serfer.pipeline.result import Result as Result
     from serfer.results.manifest import ResultManifest as ResultManifest
-    from serfer.results.stored import StoredResult as StoredResult
+    from serfer.results.results import StoredResult as StoredResult
     from serfer.splitter.describe import describe as describe
     from serfer.splitter.map_plan import map_plan as map_plan
     from serfer.splitter.map_plan_options import MapPlanOptions as MapPlanOptions
@@ -216,7 +216,7 @@ _HOMES = {
     "ServedResult": ("serfer.client.results", "ServedResult"),
     "ServedTensor": ("serfer.core.inference_protocol", "ServedTensor"),
     "SplitOptions": ("serfer.splitter.planning.split_options", "SplitOptions"),
-    "StoredResult": ("serfer.results.stored", "StoredResult"),
+    "StoredResult": ("serfer.results.results", "StoredResult"),
     "map": ("serfer.mapping.map", "map_image"),
     "map_many": ("serfer.mapping.map", "map_many"),
     "describe": ("serfer.splitter.describe", "describe"),

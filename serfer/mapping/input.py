@@ -48,16 +48,12 @@ class WindowInput:
                     "the plan has no preprocessing, so values reach the network as they are: leave full_scale out"
                 )
             return cls(chosen, None, bytes_as_they_are=False)
-        if plan.preprocess.by_image is not None:
-            if options.full_scale is not None:
-                raise UsageError(
-                    "the plan normalises pixels by the whole image, whatever its full scale: leave full_scale out"
-                )
+        by_image = plan.preprocess.by_image is not None
+        if options.full_scale is not None and (by_image or plan.preprocess.stored):
+            how = "normalises pixels by the whole image" if by_image else "takes values as they are stored"
+            raise UsageError(f"the plan {how}, whatever the full scale: leave full_scale out")
+        if by_image:
             return cls(chosen, plan.preprocess, bytes_as_they_are=False)
-        if plan.preprocess.stored and options.full_scale is not None:
-            raise UsageError(
-                "the plan takes values as they are stored, whatever their full scale: leave full_scale out"
-            )
         full = options.full_scale or source.full or full_scale(dtype)
         colours = BAND not in plan.preprocess.channels
         as_bytes = colours and dtype == "uint8" and (full == _FULL or plan.preprocess.stored)

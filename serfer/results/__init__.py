@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from serfer.results.manifest import ResultManifest, planned_manifest
-from serfer.results.results import Results, npy_bytes
-from serfer.results.stored import StoredResult
+from serfer.results.results import Results, StoredResult, npy_bytes
 
 __all__ = ["ResultManifest", "Results", "StoredResult", "npy_bytes", "planned_manifest"]

@@ -460,7 +460,7 @@ def settings_file() -> tuple[Path | None, dict[str, Any]]:
 def _file() -> tuple[Path | None, dict[str, Any]]:
     named = os.environ.get(_FILE_VARIABLE)
     path = Path(named) if named else _FILE
-    if not named and not path.is_file():
+    if not named and not path.exists():
         return None, {}
     try:
         return path, tomllib.loads(_text(_FILE_VARIABLE, path) if named else read_text(path, _MOST_BYTES))

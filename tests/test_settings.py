@@ -113,6 +113,11 @@ class TestFile:
         with pytest.raises(InputError, match=r"^SERFER_CONFIG: .*none.toml.* cannot be read: No such file"):
             load_settings()
 
+    def test_a_folder_in_its_place_is_refused(self, tmp_path):
+        (tmp_path / "serfer.toml").mkdir()
+        with pytest.raises(InputError, match=r"^.serfer\.toml. cannot be read: "):
+            load_settings()
+
     @pytest.mark.parametrize(
         ("content", "words"),
         [

@@ -69,7 +69,7 @@ def serve_balanced(
     *,
     as_json: bool,
 ) -> None:
-    choices, applications = opening.choices, _resolve_names(opening.applications, opening.choices.store)
+    choices, applications = opening.choices, opening.applications
     hosts = ",".join((address.host.partition("%")[0], *settings.allow_hosts))  # they listen at loopback alone
     options = [f"--workers={choices.workers}", f"--set=allow_hosts={hosts}", *_passed_on(context), *as_plans(models)]
     lines = _Lines()
@@ -126,7 +126,8 @@ def _passed_on(context: typer.Context) -> Iterator[str]:
             yield from (f"{parameter.opts[0]}={item}" for item in items)
 
 
-def _resolve_names(applications: ApplicationOptions | None, store: str | None) -> ApplicationOptions | None:
+def resolve_names(applications: ApplicationOptions | None, store: str | None) -> ApplicationOptions | None:
+    """Return applications by their names; raises UsageError for a name that the registry has not."""
     if applications is None:
         return None
     registry, names = find_applications(applications, store or "redis://")
@@ -220,9 +221,12 @@ class _Lines:
         except (ValueError, RecursionError):
             fields = None
         named = {"function": function}
-        self._log("function", named | (fields if isinstance(fields, dict) else {"message": text}) | named)
+        fields = fields if isinstance(fields, dict) else {"message": text}
+        level = logging.getLevelNamesMapping().get(str(fields.get("level")), logging.INFO)
+        kept = fields.pop("traceback", None)  # is lines where it is a record's own
+        self._log("function", named | fields | ({"stack": kept} if kept else {}) | named, level)
 
-    def _log(self, event: str, fields: dict[str, Any]) -> None:
-        record = logging.LogRecord("serfer.api", logging.INFO, "", 0, event, None, None)
+    def _log(self, event: str, fields: dict[str, Any], level: int = logging.INFO) -> None:
+        record = logging.LogRecord("serfer.api", level, "", 0, event, None, None)
         record.__dict__["serfer"] = fields
         self._handler.handle(record)

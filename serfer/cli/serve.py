@@ -11,7 +11,7 @@ import typer
 
 from serfer.api.entrypoints.process import collect_rarely
 from serfer.api.entrypoints.serving import Address, Opening, serve_models
-from serfer.cli.balanced import check_balanced, serve_balanced
+from serfer.cli.balanced import check_balanced, resolve_names, serve_balanced
 from serfer.cli.shared.display import plain
 from serfer.cli.shared.network_options import check_described
 from serfer.cli.shared.options import check_named, demo_model, print_json, status_line
@@ -64,6 +64,8 @@ def serve(options: ServeCommand, context: typer.Context) -> None:
         scenario=options.scenario,
         max_usd_per_hour=ceiling_of_route(settings, options),
     )
+    if options.drivers:
+        applications = resolve_names(applications, choices.store)
     models = {}
     if any(named) or demo or not applications:
         zoo = [demo] if demo else options.model

@@ -140,7 +140,9 @@ def check_classifies(plan: Plan) -> None:
 
 
 def check_count(images: Sequence[object], names: Sequence[str] | None, top_k: int) -> None:
-    """Raise UsageError for what no query has: no class, too many images, or names that do not match."""
+    """Raise UsageError for what no query has: no class, no list, too many images, or names that do not match."""
+    if isinstance(images, str | bytes) or not isinstance(images, Sequence):
+        raise UsageError(f"images are a list of paths or of files' bytes, not a {type(images).__name__}")
     if top_k < 1:
         raise UsageError(f"top-k must be 1 or more, not {top_k}")
     if not 1 <= len(images) <= MAX_BATCH:

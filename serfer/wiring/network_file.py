@@ -105,7 +105,7 @@ def assumption(plan: Plan) -> str:
     values = "as they are, 0 to 255" if assumed.scale == 1 else "times 1/255"
     return (
         f"assumed: images of {plan.model} are stretched to {fit}, {colours}, their "
-        f"values {values}; --preprocess FILE.toml says what is right (docs/how-to/preprocess.md)"
+        f"values {values}; preprocess=FILE.toml says what is right (docs/how-to/preprocess.md)"
     )
 
 

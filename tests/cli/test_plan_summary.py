@@ -179,7 +179,7 @@ def test_what_nothing_says_of_images_is_assumed_as_serve_assumes_it(file, tmp_pa
         made = split(file, "--out", tmp_path / "plan", *options)
         assert made.stderr == (
             f"serfer: assumed: images of small are stretched to {SIZE} x {SIZE} pixels, RGB, their values times 1/255; "
-            "--preprocess FILE.toml says what is right (docs/how-to/preprocess.md)\n"
+            "preprocess=FILE.toml says what is right (docs/how-to/preprocess.md)\n"
         )
         given = split(file, "--out", tmp_path / "given", "--preprocess", stretched, *options)
         assert given.stderr == ""

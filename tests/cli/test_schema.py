@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from serfer.cli.balanced import _passed_on
+from serfer.cli.balanced import _Lines, _passed_on
 from serfer.cli.main import COMMANDS
 from serfer.cli.shared import schema
 from serfer.cli.shared.lazy import make_typer_command
@@ -286,3 +286,15 @@ def test_error_says_of_an_option_that_it_names_that_it_is_a_key(folder, serfer):
     refused = serfer(*line)
     assert refused.code == 2
     assert refused.err.endswith("(ping_every is a key: --set ping_every=VALUE)\n")
+
+
+def test_a_functions_line_has_its_own_level_on_a_terminal(capfd, monkeypatch):
+    monkeypatch.setattr("serfer.cli.balanced.err", SimpleNamespace(is_terminal=True))
+    lines = _Lines()
+    lines.of_a_function('net-0: {"level": "ERROR", "message": "task failed", "traceback": 5}')
+    lines.of_a_function("net-0: as it is")
+    lines.flush()
+    failed, plain = capfd.readouterr().err.splitlines()
+    assert (failed.split()[1:5], plain.split()[1]) == (["ERROR", "function", "task", "failed"], "INFO")
+    assert "stack=5" in failed
+    assert "as it is" in plain

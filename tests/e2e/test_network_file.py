@@ -130,5 +130,5 @@ def test_files_plans_and_names_are_served_in_their_order(file, lean, cache, monk
     assert load_plan(served["net"]).tasks == 1
     assert as_plans(served) == [f"--plan={name}={directory}" for name, directory in served.items()]
     assert served_models(None, None, ["alexnet"]) == {"small": lean}
-    with pytest.raises(UsageError, match="two models are called small"):
-        served_models(None, None, [str(file), str(lean)])
+    with pytest.raises(UsageError, match=f"two models are called net: name one of them, NAME={lean}$"):
+        served_models(None, None, [f"net={file}", f"net={lean}"])

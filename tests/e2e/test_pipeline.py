@@ -135,6 +135,9 @@ def test_there_is_no_report_before_the_first_query_and_no_query_behind_the_end(p
     with serfer.open(plan, settings=settings) as pipeline:
         with pytest.raises(UsageError, match="no query yet"):
             _ = pipeline.last_report
+        for image in ("a.png", Path("a.png"), b"png", 3):
+            with pytest.raises(UsageError, match=f"a list of paths or of files' bytes, not a .*{type(image).__name__}"):
+                pipeline.predict(image)
         pipeline.run(batch())
         assert pipeline.last_report.model == "small"
     pipeline.close()

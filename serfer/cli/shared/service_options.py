@@ -91,7 +91,9 @@ def served_models(
             called = match[1] if match else _NAME.sub("-", plan.model)
         check_whole_images(plan)
         if called in models:
-            raise UsageError(f"two models are called {called}: name one of them, NAME={text or directory}")
+            raise UsageError(
+                f"two models are called {called}: name one of them, NAME={_place(text) if text else directory}"
+            )
         models[called] = directory
     return models
 

@@ -141,9 +141,10 @@ def _layer(kind: str, name: str, target: Path, options: Options, cache: Path) ->
     compiled_by = _version(python) if python else None
     kept = cache / "layers" / _stamp(kind, options, compiled_by)
     try:
-        layer = _unaltered(kept, compiled_by) if in_use(kept) else None
+        layer = _unaltered(kept, compiled_by) if (found := in_use(kept)) else None
         if layer is None:
-            shutil.rmtree(kept, ignore_errors=True)  # it was altered, or a link to it
+            if found:  # it was altered, or a link to it; one that another process puts there now stays
+                shutil.rmtree(kept, ignore_errors=True)
             _assemble(kept, kind, name, options, cache, python)
             layer = _unaltered(kept, compiled_by)
     except OSError as error:

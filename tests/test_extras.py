@@ -130,8 +130,9 @@ def test_a_command_without_its_extra_ends_with_one_line_that_has_the_pip_command
 
 NO_BENCH = """
 import sys
+from importlib.metadata import EntryPoints
 import serfer.plug_ins
-serfer.plug_ins.entry_points = lambda group: []
+serfer.plug_ins.entry_points = lambda group: EntryPoints()
 from serfer.__main__ import main
 sys.argv = ["serfer", *sys.argv[1:]]
 main()

@@ -25,11 +25,11 @@ def _net(**batch):
     net.constant(random.normal(0, 1.0, (_COLUMNS, 8, 1, 1)).astype(np.float32), "h")
     for name, value in (("flat", [0, _COLUMNS, -1]), ("size", np.float32(SIZE)), ("parts", [4, len(CLASSES)])):
         net.constant(value, name)
-    net.op("Conv", "images", "w", output="c8", kernel_shape=[8, 8], strides=[8, 8])
-    net.op("AveragePool", "c8", output="c16", kernel_shape=[2, 2], strides=[2, 2])
-    net.op("AveragePool", "c16", output="c32", kernel_shape=[2, 2], strides=[2, 2])
+    net.op("Conv", "images", "w", output="s8", kernel_shape=[8, 8], strides=[8, 8])
+    net.op("AveragePool", "s8", output="s16", kernel_shape=[2, 2], strides=[2, 2])
+    net.op("AveragePool", "s16", output="s32", kernel_shape=[2, 2], strides=[2, 2])
     for stride in (8, 16, 32):
-        net.op("Conv", f"c{stride}", "h", output=f"h{stride}", kernel_shape=[1, 1])
+        net.op("Conv", f"s{stride}", "h", output=f"h{stride}", kernel_shape=[1, 1])
         net.op("Reshape", f"h{stride}", "flat", output=f"f{stride}")
     net.op("Concat", "f8", "f16", "f32", output="all", axis=2)
     net.op("Sigmoid", "all", output="shares")

@@ -112,6 +112,7 @@ def test_no_function_contains_torch_or_unused_packages_or_data(functions, cache)
             "core",
             "lambdas",
             "plan_directory.py",
+            "plug_ins.py",
             "s3.py",
             "storage",
             "__init__.py",

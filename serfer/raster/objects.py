@@ -116,11 +116,13 @@ class Bucket:
                 write_durably(record, json.dumps({**where, "UploadId": parsed["UploadId"]}).encode())
 
         config = TransferConfig(_PART_BYTES, _PARTS_AT_ONCE, _PART_BYTES, preferred_transfer_client="classic")
+        begun = "after-call.s3.CreateMultipartUpload"
+        self._client.meta.events.register(begun, remember)
         try:
             with self._errors("written"), create_transfer_manager(self._client, config) as manager:
-                self._client.meta.events.register("after-call.s3.CreateMultipartUpload", remember)
                 manager.upload(str(file), self.place.bucket, self.place.key).result()
         finally:
+            self._client.meta.events.unregister(begun, remember)  # a client's later upload has a record of its own
             record.unlink(missing_ok=True)
 
     def _forget(self, record: Path) -> None:

@@ -1,4 +1,7 @@
-"""A budget of lines for each room of the house: a feature that needs more makes room; a number is only lowered."""
+"""A budget of lines for each room of the house: a feature that needs more makes room; a number is only lowered.
+
+Once, the issues after the redesign may add 6,000 lines of tests and 10,000 words of documents.
+"""
 
 import re
 from pathlib import Path
@@ -20,12 +23,12 @@ ROOMS = {  # the folders and modules of a room, and the most lines of Python in 
     "drivers, lambdas and storage": (("drivers", "lambdas", "storage"), 10_000),
     "sam": (("sam",), 5_100),
     "bench and study": (("bench",), 33_000),
-    "tests": (("tests",), 92_000),
+    "tests": (("tests",), 94_500),
 }
 SINGLE = 4_350  # pictures, doctor, packaging and the modules of serfer itself: what no other room holds
 PRODUCT = 99_500
 PAGE = 1_500  # JavaScript, CSS and HTML
-DOCUMENTS = 120_000  # words below docs/
+DOCUMENTS = 122_000  # words below docs/
 CHANGELOG = 25_000  # bytes
 
 MARKED = {"exact": 123, "killed": 84, "who_may": 137, "two_at_once": 37, "hostile": 113}

@@ -30,6 +30,7 @@ from serfer.splitter.network.graph import Graph, Node, Weights, needed_for
 from serfer.splitter.network.group_norms import with_plain_group_norms
 from serfer.splitter.network.interpolation import with_moved_scales, with_own_scales
 from serfer.splitter.network.max_unpool import with_local_unpooling
+from serfer.splitter.network.onnx_files import MOST_CONSTANT_BYTES
 from serfer.splitter.network.onnx_models import run_once
 from serfer.splitter.network.outputs import MOST_OUTPUTS, default_names, numpy_type
 from serfer.splitter.network.reductions import reduced
@@ -47,8 +48,6 @@ from serfer.splitter.network.unsupported import (
     refuse,
 )
 
-_MOST_FOLDED_BYTES = 2 * 1024**3
-"""What constants that are computed while a network is read may take together: as much as an ONNX file holds."""
 _IMAGES = (TensorProto.FLOAT, TensorProto.FLOAT16)
 _USUAL_STRIDE = 32
 _MOST_OPTIMIZED = 512 * 512
@@ -239,8 +238,8 @@ def _check_folded_size(model: onnx.ModelProto, nodes: list[onnx.NodeProto]) -> N
         for name in filter(None, node.output):
             size = _bytes_of(values.get(name))
             total += size or 0
-            if size is None or total > _MOST_FOLDED_BYTES:
-                size_is = "an unknown number of" if size is None else f"more than {_MOST_FOLDED_BYTES:,}"
+            if size is None or total > MOST_CONSTANT_BYTES:
+                size_is = "an unknown number of" if size is None else f"more than {MOST_CONSTANT_BYTES:,}"
                 why = (
                     f"the constants that the model computes, such as places in an image of this size, take {size_is} "
                     "bytes; give a smaller size, or export the model with their values"

@@ -24,7 +24,6 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import TensorShapeProto
-from onnxscript import ir
 
 from serfer.core.costs.sessions import set_threads
 from serfer.core.errors import ModelError
@@ -37,10 +36,9 @@ from serfer.plug_ins import defined, file_module, in_one_line
 from serfer.splitter.network import zoo
 from serfer.splitter.network.external_weights import ExternalWeightsModel
 from serfer.splitter.network.given_input import GivenInput, with_usual_input
-from serfer.splitter.network.graph import MAP_RANK
-from serfer.splitter.network.group_norms import with_plain_group_norms
 from serfer.splitter.network.metadata import read_metadata
 from serfer.splitter.network.named_models import NamedModel, build, is_named
+from serfer.splitter.network.onnx_files import read_file
 from serfer.splitter.network.onnx_models import OPSET, plain_message, session_of
 from serfer.splitter.network.size_guards import Size, SizedExport, SizedExports, SizeGuards, checked_sizes
 from serfer.splitter.network.size_hints import in_words, instead_of, size_in_metadata
@@ -56,15 +54,12 @@ _Ran = TypeVar("_Ran")
 MIN_OPSET = 18
 _MIN_SCAN_OPSET = 11
 """The oldest opset in which a part that runs as it is can be written: Scan and Pad."""
-_MAX_ONNX_BYTES = 2 * 1024**3 - 1
 _TORCH_WEIGHTS = (".pt", ".pth", ".ckpt", ".safetensors", ".bin")
 _WEIGHT_FILES = (*_TORCH_WEIGHTS, ".h5", ".keras", ".pb", ".tflite", ".npz")
 _INSTALLED = "site-packages"
 _MOST_ON_ONE_THREAD = 2 * 3 * 512 * 512
 """Values of a batch up to which one thread is fast enough: more of them wait for one another."""
 _FLOAT = int(onnx.TensorProto.FLOAT)
-_MENDED = ("topologically sorted", "GroupNormalization is deprecated", "Field 'shape' of 'type' is required")
-"""What the checker says of files that ONNX Runtime runs."""
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 """Linux's number, which Python has a name for from 3.13 on."""
 _NOT_FUSED = ("Cannot view a tensor", "only 4D query, key, and value")
@@ -559,19 +554,10 @@ def mean_matrix(size: int, outputs: int) -> Array:
 
 
 def _from_file(path: Path, example: Array | None, *, any_size: Size | None, as_is: bool) -> tuple[Source, Array]:
-    _check_size(path)
-    try:
-        model = _check_file(path)
-    except Exception as error:  # the checker and the reader raise many kinds, for directories too
-        why = str(error).partition("\n")[0]
-        if lacking := _lacking_weights(path, why):
-            raise ModelError(lacking) from error
-        if "does not have an ir_version" in why:  # a field that every model has
-            why = "it is a file of another kind"
-        raise ModelError(f"{path} is not an ONNX model: {why}") from error
+    model = read_file(path)
     properties = {entry.key: entry.value for entry in model.proto.metadata_props}
     declared = [[dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in model.proto.graph.output]
-    opset = max((item.version for item in model.proto.opset_import if item.domain in ("", "ai.onnx")), default=0)
+    opset = max((item.version for item in model.proto.opset_import if not item.domain), default=0)
     if opset > onnx.defs.onnx_opset_version():
         raise ModelError(f"{path} has opset {opset}, which is not supported: export it with opset {OPSET}")
     if strange := [value.name for value in model.proto.graph.output if not value.type.HasField("tensor_type")]:
@@ -599,59 +585,10 @@ def _from_file(path: Path, example: Array | None, *, any_size: Size | None, as_i
 def channels_of(path: Path) -> int | None:
     """Return how many channels the images of an ONNX file have, None where it does not fix that or cannot be read."""
     try:
-        model, _ = with_usual_input(ExternalWeightsModel.of(ir.load(path)))
-    except Exception:  # noqa: BLE001 - `load` says what is wrong with the file
+        model, _ = with_usual_input(read_file(path))
+    except ModelError:  # `load` raises it again
         return None
     return next((dim.dim_value for dim in _dims(model)[1:2]), 0) or None
-
-
-def _check_file(path: Path) -> ExternalWeightsModel:
-    """Read an ONNX file, whose operators may be in any order, as ONNX Runtime's fp16 converter leaves them.
-
-    GroupNormalization may be that of opset 18 to 20, and inputs and outputs may lack a shape: ONNX Runtime runs these
-    files, and ONNX's checker refuses them.
-    """
-    try:
-        onnx.checker.check_model(path)  # by its path: the file is never in memory together with the model
-    except onnx.checker.ValidationError as error:
-        if not any(fault in str(error) for fault in _MENDED):
-            raise
-        try:
-            whole = ir.load(path)
-            whole.graph.sort()
-            model = ExternalWeightsModel.of(whole)
-            with_plain_group_norms(model.proto)
-            _check_without_shapes(model.proto)
-        except Exception:  # noqa: BLE001 - any failure means that this was not the only fault
-            raise error from None
-        return model
-    return ExternalWeightsModel.of(ir.load(path))
-
-
-def _check_without_shapes(model: onnx.ModelProto) -> None:
-    """Check a model of which inputs and outputs may lack a shape; such an input gets the axes of images, all open."""
-    graph = model.graph
-    lacking = [value for value in (*graph.input, *graph.output) if not value.type.tensor_type.HasField("shape")]
-    for value in lacking:
-        value.type.tensor_type.shape.SetInParent()
-    onnx.checker.check_model(model)
-    for value in lacking:
-        if value in graph.input:
-            value.type.tensor_type.shape.dim.extend(TensorShapeProto.Dimension() for _ in range(MAP_RANK))
-        else:
-            value.type.tensor_type.ClearField("shape")
-
-
-def _lacking_weights(path: Path, why: str) -> str:
-    """Say that the files of a model's weights are not beside it, or not whole; empty where that is not the fault."""
-    if missing := re.search(r"should be stored in (.+), but it (?:is not|does)", why):
-        name = Path(missing[1]).name
-        return (
-            f"{path} has its weights in {name}, which is not a file beside it: copy it there, or export with one file"
-        )
-    if "buffer is smaller than requested" in why or "cannot mmap an empty file" in why:
-        return f"{path} has its weights in another file, which is cut off: copy it again"
-    return ""
 
 
 def _dims(model: ExternalWeightsModel) -> Sequence[TensorShapeProto.Dimension]:
@@ -665,20 +602,6 @@ def _with_channels(model: ExternalWeightsModel, example: Array) -> ExternalWeigh
     for dim in _dims(fixed)[1:2]:
         dim.dim_value = dim.dim_value or example.shape[1]
     return fixed
-
-
-def _check_size(path: Path) -> None:
-    try:
-        size = path.stat().st_size
-        if path.is_dir():
-            raise ModelError(f"{path} is a directory, not an .onnx file")
-        path.open("rb").close()
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
-    if not size:
-        raise ModelError(f"{path} is not an ONNX model: it is empty")
-    if size > _MAX_ONNX_BYTES:
-        raise ModelError(f"{path} is larger than 2 GB; save its weights as external data")
 
 
 def _upgrade_opset(path: Path, model: ExternalWeightsModel, opset: int) -> tuple[ExternalWeightsModel, str]:

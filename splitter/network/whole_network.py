@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import onnx.inliner
+import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
@@ -54,7 +54,7 @@ def whole_network(
 
     Raises ModelError where it does not take one image, or gives what no plan can hold.
     """
-    light = _inlined(with_static_input(model, *size))
+    light = with_static_input(model, *size)
     image = light.inputs[0]
     tensor = image.type.tensor_type
     shape = tuple(dim.dim_value for dim in tensor.shape.dim)
@@ -188,10 +188,3 @@ def _graph(model: ExternalWeightsModel, part: AsIsNodes, image: str, shape: tupl
         others=part.bundles,
         rounding=_ROUNDING_IN_8_BITS if kinds & IN_8_BITS else 0.0,
     )
-
-
-def _inlined(model: ExternalWeightsModel) -> ExternalWeightsModel:
-    """Return a model whose own functions are written out: a part is operators alone."""
-    if not model.proto.functions:
-        return model
-    return replace(model, proto=onnx.inliner.inline_local_functions(model.proto))

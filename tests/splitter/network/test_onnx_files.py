@@ -1,0 +1,116 @@
+"""Files that ONNX Runtime runs as they are are read by every command; the reference is ONNX Runtime on the file."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import AttributeProto, helper, numpy_helper
+
+import serfer
+from tests.splitter.models import Net, saved
+
+MAP = ("N", 4, "H", "W")
+SIZE = 24, 20
+
+
+def network(opset=17, act=("Relu", "")):
+    """A convolution and an operator of a domain, on images of any size."""
+    net = Net(3, "H", "W", opset=opset)
+    x = net.conv("x", 3, 4, 3, pads=[1] * 4)
+    net.nodes.append(helper.make_node(act[0], [x], ["y"], domain=act[1]))
+    return net.model("y", dims=MAP, domains=[act[1]] if act[1] else [])
+
+
+def pruned(tensor, *, by_axes=False):
+    """Return an initializer as a sparse one, by places in the flat array or by an index for each axis."""
+    value = numpy_helper.to_array(tensor)
+    value = np.where(np.abs(value) < np.median(np.abs(value)), 0, value)
+    places = np.argwhere(value) if by_axes else np.flatnonzero(value)
+    sparse = onnx.SparseTensorProto(dims=value.shape)
+    sparse.values.CopyFrom(numpy_helper.from_array(value[value != 0], tensor.name))
+    sparse.indices.CopyFrom(numpy_helper.from_array(places.astype(np.int64), "places"))
+    return sparse
+
+
+def sparse_initializers(*, by_axes):
+    model = network()
+    for tensor in model.graph.initializer:
+        model.graph.sparse_initializer.add().CopyFrom(pruned(tensor, by_axes=by_axes))
+    del model.graph.initializer[:]
+    return model
+
+
+def sparse_constant():
+    model = network()
+    constant = onnx.NodeProto(op_type="Constant", output=[model.graph.initializer[0].name])
+    attribute = constant.attribute.add(name="sparse_value", type=AttributeProto.SPARSE_TENSOR)
+    attribute.sparse_tensor.CopyFrom(pruned(model.graph.initializer[0]))
+    model.graph.node.insert(0, constant)
+    del model.graph.initializer[0]
+    return model
+
+
+def functions(opset, inside=None):
+    """A function that calls another one, which has an attribute."""
+    model = network(opset, act=("Swish", "own"))
+    inner = [helper.make_node("LeakyRelu", ["i"], ["o"])]
+    inner[0].attribute.add(name="alpha", type=AttributeProto.FLOAT, ref_attr_name="slope")
+    outer = [
+        helper.make_node("Sigmoid", ["i"], ["s"]),
+        helper.make_node("Mul", ["i", "s"], ["m"]),
+        helper.make_node("Leaky", ["m"], ["o"], domain="own", slope=0.25),
+    ]
+    plain, own = helper.make_opsetid("", inside or opset), helper.make_opsetid("own", 1)
+    model.functions.append(helper.make_function("own", "Leaky", ["i"], ["o"], inner, [plain], ["slope"]))
+    model.functions.append(helper.make_function("own", "Swish", ["i"], ["o"], outer, [plain, own]))
+    return model
+
+
+def named_domain(*, of_import):
+    model = network()
+    if of_import:
+        model.opset_import[0].domain = "ai.onnx"
+    else:
+        model.graph.node[0].domain = "ai.onnx"
+    return model
+
+
+def changed(**fields):
+    """Return a network whose weights are no inputs with other values of a model's fields."""
+    model = network()
+    for name, value in fields.items():
+        setattr(model, name, value)
+    return model
+
+
+def bare():
+    """Without a graph's name and the type of its output."""
+    model = network()
+    model.graph.ClearField("name")
+    model.graph.output[0].ClearField("type")
+    return model
+
+
+FILES = {
+    "sparse initializers": lambda: sparse_initializers(by_axes=False),
+    "sparse initializers, by axes": lambda: sparse_initializers(by_axes=True),
+    "sparse Constant": sparse_constant,
+    "functions of opset 13": lambda: functions(13),
+    "functions of opset 20": lambda: functions(20),
+    "functions of another opset": lambda: functions(17, inside=13),
+    "import of ai.onnx": lambda: named_domain(of_import=True),
+    "node of ai.onnx": lambda: named_domain(of_import=False),
+    "IR 3": lambda: changed(ir_version=3),
+    "IR 2": lambda: changed(ir_version=2),
+    "no name, no type": bare,
+}
+
+
+@pytest.mark.exact
+@pytest.mark.parametrize("make", FILES.values(), ids=FILES)
+def test_file_that_onnx_runtime_runs_is_taken_by_all_commands(make, tmp_path):
+    """Plans are compared with ONNX Runtime's answer of the file before they appear."""
+    path = saved(tmp_path, make())
+    image = np.random.default_rng(0).standard_normal((1, 3, *SIZE), dtype=np.float32)
+    assert len(serfer.split(path, image, tmp_path / "plan", grids=(2, 2)).stages[0].tiles) == 4
+    serfer.whole_plan(path, image, tmp_path / "whole")
+    serfer.map_plan(path, [SIZE], tmp_path / "map", window=16)

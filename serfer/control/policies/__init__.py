@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from serfer.control.dispatch import Batching
+from serfer.control.plug_ins import Check, PlugIn, load, unchecked
 from serfer.control.policies.break_even import BreakEven
 from serfer.control.policies.fixed import Instances, Serverless
 from serfer.control.policies.ski_rental import SkiRental
@@ -26,7 +27,7 @@ from serfer.control.scenario import Market, Scenario
 from serfer.core.errors import MissingExtraError
 from serfer.core.wire import MAX_BATCH
 from serfer.extras import pip_command
-from serfer.plug_ins import Check, PlugIn, load, plugged_in, unchecked
+from serfer.plug_ins import plugged_in
 
 DEFAULT: Final = "break-even"
 GROUP: Final = "serfer.policies"

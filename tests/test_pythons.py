@@ -36,7 +36,7 @@ def test_what_needs_no_torch_passes_under_python_3_13(part):
 
 
 @pytest.mark.weekly
-def test_networks_of_the_newest_torch_that_is_allowed_are_split(tmp_path):
+def test_networks_of_the_newest_torch_with_a_torchvision_are_split(tmp_path):
     """Of TORCH_INDEX alone, as for `make setup`: torch of another index may bring gigabytes of CUDA."""
     if not (index := os.environ.get("TORCH_INDEX")):
         pytest.skip("TORCH_INDEX names no index of torch's CPU builds: make weekly TORCH_INDEX=ADDRESS")

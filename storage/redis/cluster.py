@@ -198,7 +198,7 @@ def _owners(reply: Any, address: Address) -> list[Address | None]:  # noqa: ANN4
     owners: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
     try:
         for first, last, (host, port, *_), *_ in reply:
-            owner = (host.decode() if host else address[0], int(port))
+            owner = (host.decode() if host not in (None, b"", b"?") else address[0], int(port))
             for slot in range(max(first, 0), min(last + 1, len(owners))):
                 owners[slot] = owner
     except (TypeError, ValueError, AttributeError):

@@ -78,7 +78,9 @@ def explained(error: RedisError, where: str, command: str) -> StoreError | Store
 
 def _split_code(error: RedisError) -> tuple[str | None, str]:
     text = str(error)
-    if error.status_code or not isinstance(error, ResponseError):
+    if "Error running script" in text:  # Redis before 7 has the reason of the script's command behind that
+        text = text.rpartition(": -")[2]
+    elif error.status_code or not isinstance(error, ResponseError):
         return error.status_code, text
     code, _, rest = text.partition(" ")
     return (code, rest) if code in _CODES else (None, text)

@@ -21,6 +21,7 @@ from serfer.sam.options import ARCHITECTURES, RUNTIMES
 
 REQUIREMENTS = Path(__file__).parents[2] / "requirements.txt"
 NEWEST = {b"GLIBC": (2, 34), b"GLIBCXX": (3, 4, 29), b"CXXABI": (1, 3, 13)}  # of Amazon Linux 2023
+NEWEST_GPU = "1.31.1"  # of onnxruntime-gpu: it had not been published for ONNX Runtime 1.32.0 by 2026-11-29
 SYMBOL_VERSION = re.compile(rb"\b(GLIBC|GLIBCXX|CXXABI)_(\d+(?:\.\d+)+)\0")
 
 
@@ -46,14 +47,14 @@ def newer_symbols(wheel):
 
 
 def main():
-    """Write all lock files; GPU instances have the ONNX Runtime in the version that everything else runs."""
+    """Write all lock files."""
     pinned = versions()
     layers = {layer: sorted(map(canonicalize_name, each.distributions)) for layer, each in CONTENTS.items()}
     wanted = {name: pinned[name] for names in layers.values() for name in names}
     hashes = digests_of(wanted, ARCHITECTURES)
     for layer, names in layers.items():
         write(layer, {name: wanted[name] for name in names}, hashes)
-    gpu = {"onnxruntime-gpu": pinned["onnxruntime"]}
+    gpu = {"onnxruntime-gpu": NEWEST_GPU}
     write(GPU, gpu, digests_of(gpu, ("x86_64",)))
 
 

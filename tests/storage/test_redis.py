@@ -15,6 +15,7 @@ from serfer.local.servers.redis import RedisServer
 from serfer.storage import open_store
 from serfer.storage.contract import CoordinationContract, ExchangeContract, StoreContract
 from serfer.storage.exchange import START, Message
+from tests.support.redis62 import Redis62Server, has_redis62
 
 FORKING = """
 import os, sys
@@ -130,6 +131,23 @@ class TestRedis(RedisContract, CoordinationContract):
         with pytest.raises(UsageError) as caught:
             open_store(url)
         assert "hush" not in str(caught.value)
+
+
+@has_redis62
+class TestRedis62(RedisContract, CoordinationContract):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def server(cls):
+        with Redis62Server() as server:
+            yield server
+
+
+@has_redis62
+class TestRedis62Exchange(ExchangeContract):
+    @pytest.fixture
+    def url(self):
+        with Redis62Server() as server:
+            yield server.url
 
 
 class TestRedisExchange(ExchangeContract):

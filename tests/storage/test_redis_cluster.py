@@ -15,6 +15,7 @@ from serfer.storage import Range, open_store
 from serfer.storage.contract import CoordinationContract, ExchangeContract, StoreContract
 from serfer.storage.coordination import Entry
 from serfer.storage.exchange import START, Message
+from serfer.storage.redis.cluster import _owners
 from serfer_bench.core.redis_cluster import RedisCluster
 from tests.storage.test_redis import RawRedis, expire  # noqa: F401 - a fixture
 
@@ -312,3 +313,10 @@ def test_malformed_urls_are_refused_without_their_password(url):
     with pytest.raises(UsageError, match="--store") as caught:
         open_store(url)
     assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize("host", [None, b"", b"?"])
+def test_node_without_a_known_name_is_where_it_was_asked(host):
+    """Valkey announces "?" for a node whose preferred endpoint is a host name that is not configured."""
+    owners = _owners([[0, 16383, [host, 6379, b"id"], []]], ("10.0.0.7", 6380))
+    assert set(owners) == {("10.0.0.7", 6379)}

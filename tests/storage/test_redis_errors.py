@@ -13,6 +13,7 @@ from serfer.local.servers.redis import RedisServer
 from serfer.storage import open_store
 from serfer.storage.exchange import START, Message
 from serfer.storage.redis.errors import explained
+from tests.support.redis62 import Redis62Server, has_redis62
 
 PASSWORD = "hush-hush"  # noqa: S105  of servers that end with the test
 
@@ -192,6 +193,14 @@ class TestTrouble:
             store.execute([("CONFIG", "SET", setting, value)])
             says = refusal(server.url)
         assert re.search(f"127.0.0.1:{server.port} {means}", says), says
+
+    @pytest.mark.parametrize("kind", [RedisServer, pytest.param(Redis62Server, marks=has_redis62)])
+    def test_script_on_a_full_server_says_so(self, kind):
+        """Redis before 7 hides the reason behind its own words on the script."""
+        with kind(password=PASSWORD) as server, open_store(server.url) as store:
+            store.execute([("CONFIG", "SET", "maxmemory", "1")])
+            says = refusal(server.url, lambda store: store.coordination().compare_and_set("k", None, b"x", 60))
+        assert f"127.0.0.1:{server.port} is full (maxmemory)" in says
 
     def test_a_replica(self, server):
         with RedisServer() as primary:

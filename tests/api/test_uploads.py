@@ -151,6 +151,18 @@ def test_a_boundary_counts_only_at_the_start_of_a_line_and_may_be_quoted_and_wor
     assert images(kind.replace("=a b", '="a b"'), body + b"an epilogue\r\n--a b") == [("image 0", PNG)]
 
 
+@pytest.mark.parametrize("preamble", [b"", b"\r\n", b"a preamble\r\nof lines\r\n", b"--b\r\n"])
+@pytest.mark.parametrize("padding", [b"", b"  ", b"\t", b" " * 255])
+def test_form_has_a_preamble_and_padding_as_rfc_2046_lets_it(preamble, padding):
+    """Section 5.1.1. Only delimiters lose their blanks, not lines of an image that look alike."""
+    data = PNG + b"x--b \r\n\n--b \r\n\r\n--b0 \r\n"
+    kind, body = form(("image", None, data), ("image", "a.png", PNG), boundary="b\\1")
+    body = body.replace(b"--b\\1", b"--b\\1" + padding).replace(padding + b"--\r\n", b"--" + padding + b"\r\n")
+    assert images(kind, preamble + body) == [("image 0", data), ("a.png", PNG)]
+    with refused(400, "form"):
+        images(kind, body.replace(b"\r\n", b" " * 256 + b"\r\n"))
+
+
 @pytest.mark.parametrize("cut", range(1, 150, 3))
 def test_a_form_that_is_cut_short_is_refused(cut):
     kind, body = form(("image", "a.png", PNG))

@@ -30,6 +30,7 @@ RAW: Final = ("image/jpeg", "image/png", "image/gif", "image/webp", "image/bmp",
 ACCEPTED: Final = (FORM, JSON, *RAW)
 _MOST_NAME = 255  # characters
 _MOST_BOUNDARY = 70  # characters (RFC 2046, section 5.1.1)
+_MOST_PADDING = 255  # blanks behind a boundary
 _MOST_MARKS = 1024  # braces, brackets, commas per image, of each; base64 has none, names have few
 _LARGE = 256 * 1024  # bytes of JSON that take milliseconds to decode
 _PIECE = 64 * 1024  # characters of base64 that are decoded before another thread may go on; a multiple of 4
@@ -108,8 +109,7 @@ def _images_in_form(content_type: str, body: bytes, most: int) -> list[Upload]:
     boundary = _options(content_type)[1].get("boundary", "")
     if not 1 <= len(boundary) <= _MOST_BOUNDARY:
         raise Problem(400, f"Content-Type: {FORM} needs a boundary of 1 to {_MOST_BOUNDARY} characters: boundary=...")
-    if not body.startswith(f"--{boundary}".encode()):
-        raise Problem(400, "the form does not begin with the boundary that Content-Type names")
+    body = _unpadded(body, f"--{boundary}".encode(), most)
     images, fields = list[Upload](), list[str]()
     try:
         with PushMultipartParser(boundary, header_charset="latin-1", strict=True) as parser:
@@ -134,6 +134,16 @@ def _images_in_form(content_type: str, body: bytes, most: int) -> list[Upload]:
     if unknown := [part for part in fields if part != "image"]:
         raise Problem(422, f"the form has unknown {shown(unknown[0])}: images come in parts named 'image'")
     return images
+
+
+def _unpadded(body: bytes, line: bytes, most: int) -> bytes:
+    """Remove the blanks behind a form's boundaries, transport-padding in RFC 2046; raises Problem where it has none."""
+    if line not in body:
+        raise Problem(400, "the form has no line of the boundary that Content-Type names")
+    if line + b" " not in body and line + b"\t" not in body:
+        return body
+    padded = rb"(\r\n%b)[ \t]{1,%d}+(?=\r\n)" % (re.escape(line), _MOST_PADDING)
+    return re.sub(padded, rb"\1", b"\r\n" + body, count=most + 1)
 
 
 def _options(header: str) -> tuple[str, dict[str, str]]:

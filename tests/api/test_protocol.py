@@ -7,6 +7,8 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
+from serfer.api.auth.hosts import HostCheck
+from serfer.api.http.problems import Problem
 from serfer.api.http.protocol import MOST_HEADERS, limited_protocol
 from tests.support.served import running
 
@@ -28,6 +30,9 @@ async def application(scope, receive, send):
         await send({"type": "http.response.body", "body": LARGE})  # waits until the first half is taken
         written.set()
         return
+    if scope["path"].startswith("/host"):
+        await _answer(send, *await _host_check(scope))
+        return
     length = 0
     while scope["path"] == "/read":
         message = await receive()
@@ -36,9 +41,23 @@ async def application(scope, receive, send):
         length += len(message["body"])
         if not message["more_body"]:
             break
-    body = str(length).encode()
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+    await _answer(send, 200, str(length).encode())
+
+
+async def _answer(send, status, body):
+    await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"%d" % len(body))]})
     await send({"type": "http.response.body", "body": body})
+
+
+async def _host_check(scope):
+    async def passed(*_):
+        pass
+
+    try:
+        await HostCheck(passed, ("x",))(scope, None, None)
+    except Problem as refusal:
+        return refusal.status, b""
+    return 200, scope["raw_path"] + b"?" + scope["query_string"]
 
 
 @contextmanager
@@ -271,6 +290,35 @@ def test_a_head_within_the_bounds_is_not_refused(patient):
 def test_invalid_http_is_refused_with_a_reason(patient, message):
     assert problem(exchanged(patient, message)) == 400
     assert works(patient)
+
+
+@pytest.mark.who_may
+@pytest.mark.parametrize(
+    ("target", "host", "expected"),
+    [
+        (b"http://x/host%20a?b=c", b"x", b"200 OK /host%20a?b=c"),
+        (b"HTTP://127.0.0.1:80/host", b"evil.example", b"200 OK /host?"),
+        (b"https://[::1]:1/host/http://evil.example/?", b"evil.example", b"200 OK /host/http://evil.example/?"),
+        (b"http://evil.example/host", b"x", b"403 Forbidden "),
+        (b"http://x:80@evil.example/host", b"x", b"400 Bad Request "),
+        (b"http://x@/host", b"x", b"400 Bad Request "),
+        (b"http:///host", b"x", b"400 Bad Request "),
+        (b"ftp://x/host", b"x", b"400 Bad Request "),
+        (b"x:80", b"x", b"400 Bad Request "),
+        (b"host", b"x", b"400 Bad Request "),
+    ],
+)
+def test_target_in_absolute_form_says_which_path_and_host_are_meant(patient, target, host, expected):
+    """RFC 9112, section 3.2.2; the check of hosts sees the URL's."""
+    head = b"GET %b HTTP/1.1\r\nHost: %b\r\nConnection: close\r\n\r\n" % (target, host)
+    first, _, body = exchanged(patient, head).partition(b"\r\n\r\n")
+    status = first.partition(b"\r\n")[0].removeprefix(b"HTTP/1.1 ")
+    assert status + b" " + (b"" if body.startswith(b"{") else body) == expected
+
+
+@pytest.mark.parametrize("target", [b"http://x", b"http://x?a"])
+def test_target_without_a_path_means_the_root(patient, target):
+    assert exchanged(patient, LAST.replace(b"/", target, 1)).endswith(b"\r\n\r\n0")
 
 
 @pytest.mark.hostile

@@ -27,6 +27,7 @@ _LEAST_READ = 16 * 1024  # bytes of an answer that a client has to take in `head
 _VERSIONS = (b"1.0", b"1.1")
 _TOO_LARGE = f"the request's head is too large, or has more than {MOST_HEADERS} headers"
 _AMBIGUOUS = re.compile(rb"(?<!\r)\n|\n[ \t]")  # a line's end without CR, a header that goes on in a second line
+_URL = re.compile(rb"https?://((?:[\w.-]+|\[[\da-f.:]+\])(?::\d{0,5})?)(/.*|\?.*)?", re.IGNORECASE)
 _BLANK_LINE = b"\r\n\r\n"
 _ANSWERABLE = (h11.IDLE, h11.SEND_RESPONSE)
 
@@ -57,6 +58,7 @@ class _Connection(h11.Connection):
             if isinstance(event, h11.Request):
                 _check_lines(head[: len(head) - len(self.trailing_data[0])])
                 _check_head(event, self._most_head)
+                event = _origin_form(event)
                 self._chunked = any(name == b"transfer-encoding" for name, _ in event.headers)
             elif isinstance(event, h11.EndOfMessage):
                 received, self._recent = self._recent, self.trailing_data[0]
@@ -91,6 +93,22 @@ def _check_head(request: h11.Request, most: int) -> None:
     names = {name for name, _ in request.headers}
     if b"transfer-encoding" in names and (b"content-length" in names or request.http_version == b"1.0"):
         raise h11.RemoteProtocolError("Transfer-Encoding beside Content-Length, or in HTTP/1.0")
+
+
+def _origin_form(request: h11.Request) -> h11.Request:
+    """Return a request for a path; the host in a URL is the one meant, whatever Host says (RFC 9112, section 3.2.2)."""
+    if request.target.startswith(b"/") or request.target == b"*":
+        return request
+    url = _URL.fullmatch(request.target)
+    if url is None:
+        raise h11.RemoteProtocolError("the target is neither a path nor a URL")
+    path = url[2] or b"/"
+    return h11.Request(
+        method=request.method,
+        target=path if path.startswith(b"/") else b"/" + path,
+        headers=[(b"host", url[1]), *((name, value) for name, value in request.headers if name != b"host")],
+        http_version=request.http_version,
+    )
 
 
 class LimitedProtocol(H11Protocol):

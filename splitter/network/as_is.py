@@ -183,7 +183,7 @@ def as_is_nodes(
         [glue.axes, *map(_inside_tensor, small), *glue.constants],
     )
     domains = {item.domain: item.version for item in model.proto.opset_import if item.domain not in ("", "ai.onnx")}
-    used = {node.domain for node in _all_nodes(nodes)}
+    used = {node.domain for node in all_nodes(nodes)}
     part = AsIsPart(
         body,
         tuple((node.name or node.output[0], node.op_type) for node in nodes),
@@ -236,18 +236,19 @@ def _graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
         yield from item.graphs
 
 
-def _all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Yield operators, and those of the graphs inside them."""
     for node in nodes:
         yield node
         for graph in _graphs(node):
-            yield from _all_nodes(graph.node)
+            yield from all_nodes(graph.node)
 
 
 def _inside(node: onnx.NodeProto) -> onnx.NodeProto:
     """Return an operator with names of the body, those of the graphs inside it as well."""
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
-    for inner in _all_nodes([copy]):
+    for inner in all_nodes([copy]):
         for names in (inner.input, inner.output):
             names[:] = [name and _INSIDE + name for name in names]
         for graph in _graphs(inner):

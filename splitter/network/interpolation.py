@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 from serfer.core.geometry import Span
+from serfer.splitter.network.as_is import all_nodes
 from serfer.splitter.network.graph import MAP_RANK, NCHW, ROW_AXIS, Graph, Node
 from serfer.splitter.network.onnx_models import model_of, session_of
 
@@ -209,6 +210,20 @@ def with_moved_scales(model: onnx.ModelProto, *, exported: bool) -> Moved:
             model.graph.initializer.append(numpy_helper.from_array(scales, name))
             node.input[_SCALES] = name
     return moved
+
+
+def keep_places(model: onnx.ModelProto) -> None:
+    """Give the Resizes of a model that was converted from below opset 11 the places that these opsets have.
+
+    ONNX's version converter leaves them those of later ones.
+    """
+    for node in all_nodes(model.graph.node):
+        if node.op_type == "Resize":
+            scales = _scales_of(model, node)
+            down = scales is not None and bool((scales < 1).any())
+            node.attribute.append(helper.make_attribute("coordinate_transformation_mode", "asymmetric"))
+            # ONNX Runtime reduces by the next value there, and enlarges by the one before.
+            node.attribute.append(helper.make_attribute("nearest_mode", "ceil" if down else "floor"))
 
 
 def with_own_scales(graph: Graph, moved: Moved) -> Graph:

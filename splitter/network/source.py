@@ -36,6 +36,7 @@ from serfer.plug_ins import defined, file_module, in_one_line
 from serfer.splitter.network import zoo
 from serfer.splitter.network.external_weights import ExternalWeightsModel
 from serfer.splitter.network.given_input import GivenInput, with_usual_input
+from serfer.splitter.network.interpolation import keep_places
 from serfer.splitter.network.metadata import read_metadata
 from serfer.splitter.network.named_models import NamedModel, build, is_named
 from serfer.splitter.network.onnx_files import read_file
@@ -53,7 +54,7 @@ Progress = Callable[[str], None]
 _Ran = TypeVar("_Ran")
 MIN_OPSET = 18
 _MIN_SCAN_OPSET = 11
-"""The oldest opset in which a part that runs as it is can be written: Scan and Pad."""
+"""The oldest opset in which a part that runs as it is can be written (Scan, Pad), and Resize is what it is now."""
 _TORCH_WEIGHTS = (".pt", ".pth", ".ckpt", ".safetensors", ".bin")
 _WEIGHT_FILES = (*_TORCH_WEIGHTS, ".h5", ".keras", ".pb", ".tflite", ".npz")
 _INSTALLED = "site-packages"
@@ -607,12 +608,15 @@ def _with_channels(model: ExternalWeightsModel, example: Array) -> ExternalWeigh
 def _upgrade_opset(path: Path, model: ExternalWeightsModel, opset: int) -> tuple[ExternalWeightsModel, str]:
     """Return a model at the opset that is read here; or itself, which can run as it is, and why it cannot be."""
     try:
-        return replace(model, proto=onnx.version_converter.convert_version(model.proto, OPSET)), ""
+        proto = onnx.version_converter.convert_version(model.proto, OPSET)
     except Exception as error:  # the converter raises RuntimeError and others for operators it does not know
         why = f"it has opset {opset} and cannot be converted to {OPSET}: {(str(error).splitlines() or [''])[0]}"
         if opset < _MIN_SCAN_OPSET:
             raise ModelError(f"{path}: {why}; export it again") from error
         return model, why
+    if opset < _MIN_SCAN_OPSET:
+        keep_places(proto)
+    return replace(model, proto=proto), ""
 
 
 def _example_of(path: Path, model: ExternalWeightsModel) -> Array:

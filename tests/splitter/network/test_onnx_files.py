@@ -1,11 +1,20 @@
 """Files that ONNX Runtime runs as they are are read by every command; the reference is ONNX Runtime on the file."""
 
+import tempfile
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from onnx import AttributeProto, helper, numpy_helper
 
 import serfer
+from serfer.splitter.network.onnx_models import session_of
+from serfer.splitter.network.source import load
+from serfer.splitter.plan_dir.emit import in_one_piece, input_name
+from serfer.splitter.tiling.from_onnx import from_onnx
 from tests.splitter.models import Net, saved
 
 MAP = ("N", 4, "H", "W")
@@ -114,3 +123,24 @@ def test_file_that_onnx_runtime_runs_is_taken_by_all_commands(make, tmp_path):
     assert len(serfer.split(path, image, tmp_path / "plan", grids=(2, 2)).stages[0].tiles) == 4
     serfer.whole_plan(path, image, tmp_path / "whole")
     serfer.map_plan(path, [SIZE], tmp_path / "map", window=16)
+
+
+@pytest.mark.exact
+@settings(max_examples=25, deadline=None)
+@given(
+    opset=st.sampled_from([9, 10]),
+    mode=st.sampled_from(["nearest", "linear"]),
+    down=st.booleans(),
+    factors=st.tuples(*[st.sampled_from([1, 1.01, 1.3, 1.5, 2, 3])] * 2),
+)
+def test_resizing_of_opsets_9_and_10_is_read_as_onnx_runtime_runs_it(opset, mode, down, factors):
+    scales = [1 / factor if down and opset == 10 else factor for factor in factors]
+    net = Net(2, 12, 10, opset=opset)
+    x = net.op("Resize" if opset == 10 else "Upsample", "x", np.array([1, 1, *scales], np.float32), mode=mode)
+    with tempfile.TemporaryDirectory() as folder:
+        path = net.save(Path(folder), net.op("Relu", x), dims=("N", 2, "H", "W"))
+        source, example = load(path, None)
+        expected = source.run(example)
+    graph = in_one_piece(from_onnx(source.onnx, 12, 10))
+    answer = session_of(graph.model({})).run(None, {input_name(0): example})[0]
+    np.testing.assert_allclose(answer, expected, atol=1e-6)

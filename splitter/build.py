@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -46,7 +46,7 @@ from serfer.splitter.tiling.from_onnx import from_onnx, split_graph, whole_graph
 from serfer.splitter.tiling.grids import ONE, GridChoice
 from serfer.splitter.time_left import TimeLeft
 
-_CHECK_BATCH = 2
+_SURFACES = 40
 _CHOICES = 4
 _NO_OTHER = " There is no cold plan: the one with the earliest first answer is this plan."
 _NO_OFFER = ColdOffer(None, "")
@@ -418,8 +418,21 @@ def _answers(graph: Graph, reduction: Reduction | None) -> str:
 
 def _check_batch(source: Source, sample: Array) -> Array:
     """Return two different images, to detect a network that takes only one image or mixes them."""
-    noise = np.random.default_rng(1).standard_normal((_CHECK_BATCH - 1, *sample.shape[1:]), dtype=np.float32)
-    return np.concatenate([sample[:1], source.like_images(noise)])
+    return np.concatenate([sample[:1], source.like_images(picture(sample.shape[1:])[None])])
+
+
+def picture(shape: Sequence[int]) -> Array:
+    """Return an image (C, H, W) of surfaces with edges, and some noise.
+
+    What looks for text or objects answers noise alone with a map whose whole range is rounding.
+    """
+    random = np.random.default_rng(1)
+    image = np.zeros(shape)
+    for _ in range(_SURFACES):
+        top, left = (random.integers(side) for side in shape[1:])
+        height, width = (random.integers(1, side // 4 + 2) for side in shape[1:])
+        image[:, top : top + height, left : left + width] = random.standard_normal((shape[0], 1, 1))
+    return (image + random.normal(0, 0.1, shape)).astype(np.float32)
 
 
 def in_one_function(graph: Graph, budget: Budget, places: tuple[str, ...]) -> Decision:

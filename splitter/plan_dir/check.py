@@ -90,7 +90,7 @@ def check_exact(plan: Plan, directory: Path, source: Source, batch: Array, round
             raise CannotSplitError("its answers to random images are NaN or infinite, elsewhere when it is split")
         raise WrongAnswerError(
             f"the split network differs from the unsplit one by {deviation.error:.2g} of its range (at most "
-            f"{TOLERANCE:g} is allowed), or in its first class; nothing was written"
+            f"{TOLERANCE:g} is allowed), or in its first class; nothing was written: split --whole runs it as it is"
         )
     return "" if finite == 1 else _NOT_FINITE.format(values="some" if finite else "all")
 

@@ -8,19 +8,20 @@ import stat
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps, ImagePalette, TiffImagePlugin, UnidentifiedImageError
 
 from serfer import opencv_bilinear
 from serfer.core.errors import ImageError, ImageTooLargeError, PlanError
 from serfer.core.plan import CHANNELS, OPENCV_BILINEAR, ImageLimits, InputSizes, Pad, Placement, Preprocess, Shape
 from serfer.libtiff import silence_libtiff
+from serfer.samples import Samples
 
 Pixels = NDArray[np.uint8]
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF")
@@ -28,8 +29,15 @@ SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".webp", ".bmp", "
 MAX_FILES = 1_000_000
 BYTES_PER_PIXEL = 20
 """The most that decoding takes at once for each pixel: measured, 16.3 for WebP with alpha that is to be turned."""
-_HIGH_BYTE = 257  # 65535 / 255
 _STRIP = 1 << 20  # pixels of 16 or 32 bits that are reduced to 8 at a time
+_PHOTOMETRIC, _BITS, _BANDS, _COMPRESSION, _PLANES, _KIND = 262, 258, 277, 259, 284, 339  # tags of TIFF
+_KINDS = {1: "uint", 2: "int", 3: "float"}
+_STORED = ("uint12", "uint16", "int8", "int16", "float32")  # samples of grey that Pillow gives as a TIFF has them
+_COLOURS, _APART = 320, 2  # the tag of a palette; planes that are stored apart
+_BYTE = 255
+_STEPS = {"L;2": 85, "L;4": 17}
+"""What Pillow multiplies a PNG's grey of few bits by, but not the transparent one."""
+_RAW = {"I;16BS": "I;16NS", "F;32BF": "F;32NF"}
 _PILLOWS_MOST_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or sys.maxsize)  # it refuses more as soon as it sees the header
 
 
@@ -106,22 +114,6 @@ def read_image(path: Path, limits: ImageLimits) -> bytes:
     return data
 
 
-def decode_image(
-    data: bytes,
-    name: str,
-    preprocess: Preprocess,
-    shape: Shape,
-    limits: ImageLimits,
-    *,
-    on_size: Callable[[int], None] = lambda _: None,
-) -> Pixels:
-    """Return an image as (H, W, C) uint8 of the network's input size, upright and in its channel order.
-
-    Raises as `decode_sized` does.
-    """
-    return decode_sized(data, name, preprocess, shape, limits, on_size=on_size).pixels
-
-
 @dataclass(frozen=True)
 class DecodedImage:
     """A network's input (H, W, C) uint8, and the `size` of the whole image it was made of, upright: rows, columns."""
@@ -130,31 +122,22 @@ class DecodedImage:
     size: tuple[int, int]
 
 
-def decode_sized(
-    data: bytes,
-    name: str,
-    preprocess: Preprocess,
-    shape: Shape,
-    limits: ImageLimits,
-    *,
-    on_size: Callable[[int], None] = lambda _: None,
-    sizes: InputSizes | None = None,
+def decode_image(
+    data: bytes, name: str, recipe: Recipe, *, on_size: Callable[[int], None] = lambda _: None
 ) -> DecodedImage:
     """Return an image as a network's input, upright and in its channel order, and its own size.
 
-    Where a plan takes images of many `sizes`, the input has one of these, which follows from the image's.
+    Where a plan takes images of many sizes, the input has one of these, which follows from the image's.
 
-    The first frame of an animation counts; transparency shows white; grey is luma (ITU-R 601). `on_size` is called with
-    the number of pixels before they are decoded, and may raise. Raises ImageError that names the image, PlanError where
-    the network takes another number of channels than `preprocess` gives.
+    The first image of a file counts; transparency shows white; grey is luma (ITU-R 601). `on_size` is called with the
+    number of pixels before they are decoded, and may raise. Raises ImageError that names the image.
     """
-    recipe = Recipe(preprocess, shape, limits, sizes)
-    with _told(data, name, limits):
+    with _told(data, name, recipe.limits):
         # Nothing here holds a reference to what the next step no longer needs: images are large.
-        image = _upright(data, name, limits, on_size)
+        image = _upright(data, name, recipe.limits, on_size)
         size = image.height, image.width
-        image = _to_channels(image, preprocess)
-        return DecodedImage(_fit(image, preprocess, recipe.input_of(size)), size)
+        image = _to_channels(image, recipe.preprocess)
+        return DecodedImage(_fit(image, recipe.preprocess, recipe.input_of(size)), size)
 
 
 def stacked(images: Sequence[DecodedImage], names: Sequence[str]) -> Pixels:
@@ -203,7 +186,10 @@ def _told(data: bytes, name: str, limits: ImageLimits) -> Iterator[None]:
     except ImageError:
         raise
     except UnidentifiedImageError:
-        raise ImageError(f"{name} is not an image of a known format ({', '.join(FORMATS)})") from None
+        if tags := _tiff_tags(data):
+            raise _unread_kind(name, tags) from None
+        known = f"an image of a known format ({', '.join(FORMATS)})"
+        raise ImageError(f"{name} is not {known}, or its beginning is broken") from None
     except Image.DecompressionBombError:
         most = min(limits.max_pixels, _PILLOWS_MOST_PIXELS)
         raise ImageTooLargeError(f"{name} has too many pixels: at most {most:,} are accepted") from None
@@ -233,9 +219,80 @@ def _upright(data: bytes, name: str, limits: ImageLimits, on_size: Callable[[int
     with Image.open(io.BytesIO(data), formats=FORMATS) as image:
         _check_pixels(image.size, name, limits)
         on_size(image.width * image.height)
+        samples = Samples("uint16") if image.mode.startswith("I;16") else None
+        if isinstance(image, TiffImagePlugin.TiffImageFile):
+            samples = _tiff_samples(image, name)
+        stored = image.tile[0].args if image.format == "PNG" and "transparency" in image.info else None
         image.load()
+        if stored == "RGB;16B":
+            _whiten(image, data)
+        elif stored in _STEPS:
+            image.info["transparency"] *= _STEPS[stored]
         ImageOps.exif_transpose(image, in_place=True)
+        if samples is not None:
+            return _reduced(image, samples, name)
         return image._new(image.im)  # noqa: SLF001 - Pillow has no public way that does not copy the pixels
+
+
+def _whiten(image: Image.Image, data: bytes) -> None:
+    """Make the pixels white that have a PNG's transparent colour of 16 bits, of which an image has the high bytes."""
+    colour = np.array(image.info.pop("transparency"), np.uint16)
+    with Image.open(io.BytesIO(data), formats=FORMATS) as low:
+        low.tile = [tile._replace(args="RGB;16L") for tile in low.tile]
+        low.load()
+        hidden = (np.asarray(image) == colour >> 8).all(-1) & (np.asarray(low) == colour & _BYTE).all(-1)
+    image.paste("white", mask=Image.fromarray(hidden))
+
+
+def _tiff_samples(image: TiffImagePlugin.TiffImageFile, name: str) -> Samples | None:
+    """Return what a TIFF's samples mean that Pillow gives as stored, None for others; raises ImageError by their kind.
+
+    Pillow 13 swaps signed and float samples that libtiff has swapped already, and takes most planes for uint8.
+    """
+    tags = image.tag_v2
+    kind, inverted, planes = _kind(tags), tags.get(_PHOTOMETRIC, 0) == 0, tags.get(_PLANES) == _APART
+    for number, tile in enumerate(image.tile):
+        arguments: Any = tile.args
+        mode, *rest = arguments
+        if tile.codec_name == "libtiff":
+            mode = _RAW.get(mode, mode)
+        elif planes and kind == "uint16" and image.mode == "RGB":
+            mode = f"{mode};16{'B' if tags.prefix == TiffImagePlugin.MM else 'L'}"
+        elif planes and (kind != "uint8" or inverted):
+            raise _unread_kind(name, tags)
+        image.tile[number] = tile._replace(args=(mode, *rest))
+    colours = tags.get(_COLOURS, (_BYTE + 1,))
+    if image.mode == "P" and max(colours) <= _BYTE:  # other readers see that they are bytes, too
+        image.palette = ImagePalette.raw("RGB;L", bytes(colours))
+    if image.mode in ("I", "F") and kind not in _STORED:
+        raise _unread_kind(name, tags)
+    if image.mode not in ("L", "I", "F", "I;16", "I;16B") or kind not in _STORED:
+        return None
+    return Samples("uint16", 12) if kind == "uint12" else Samples(kind, None, inverted and kind == "uint16")
+
+
+def _tiff_tags(data: bytes) -> TiffImagePlugin.ImageFileDirectory_v2 | None:
+    with suppress(Exception), warnings.catch_warnings():  # whatever Pillow raises of what is broken
+        warnings.simplefilter("ignore")
+        tags = TiffImagePlugin.ImageFileDirectory_v2(data[: 16 if data[2:3] == b"+" else 8])
+        file = io.BytesIO(data)
+        file.seek(tags.next)
+        tags.load(file)
+        return tags if _kind(tags) and _BITS in tags else None
+    return None
+
+
+def _kind(tags: TiffImagePlugin.ImageFileDirectory_v2) -> str:
+    return f"{_KINDS.get(tags.get(_KIND, (1,))[0], 'complex')}{tags.get(_BITS, (1,))[0]}"
+
+
+def _unread_kind(name: str, tags: TiffImagePlugin.ImageFileDirectory_v2) -> ImageError:
+    words = {"photometric interpretation": _PHOTOMETRIC, "compression": _COMPRESSION, "planar configuration": _PLANES}
+    said = ", ".join(f"{word} {tags.get(tag, 1)}" for word, tag in words.items())
+    return ImageError(
+        f"{name} cannot be decoded: it is a TIFF of {tags.get(_BANDS, 1)} x {_kind(tags)} ({said}): store it as uint8 "
+        "or uint16, grey or RGB, pixel by pixel; `serfer map` reads other kinds, too"
+    )
 
 
 def _to_channels(image: Image.Image, preprocess: Preprocess) -> Image.Image:
@@ -244,8 +301,6 @@ def _to_channels(image: Image.Image, preprocess: Preprocess) -> Image.Image:
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I;16") or image.mode == "I":
-        return Image.fromarray(_high_bytes(image)).convert("RGB")
     if image.has_transparency_data:
         layer = image if image.mode == "RGBA" else image.convert("RGBA")
         white = Image.new("RGB", layer.size, "white")
@@ -254,14 +309,19 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _high_bytes(image: Image.Image) -> Pixels:
-    """Reduce an image of 16 or 32 bits a pixel, in strips: numpy's copies of the whole would take four times that."""
+def _reduced(image: Image.Image, samples: Samples, name: str) -> Image.Image:
+    """Reduce grey samples to bytes, in strips: numpy's copies of the whole would take four times that."""
     pixels = np.empty((image.height, image.width), dtype=np.uint8)
     rows = max(1, _STRIP // image.width)
+    hidden = image.info.get("transparency")
     for top in range(0, image.height, rows):
-        strip = image.crop((0, top, image.width, min(top + rows, image.height)))
-        pixels[top : top + rows] = (np.asarray(strip).astype(np.uint32) // _HIGH_BYTE).clip(0, 255)
-    return pixels
+        strip = np.asarray(image.crop((0, top, image.width, min(top + rows, image.height))))
+        strip = strip.view(np.int8) if samples.dtype == "int8" else strip
+        levels = pixels[top : top + rows]
+        levels[:] = samples.levels(strip, name)
+        if hidden is not None:
+            levels[strip == hidden] = 255  # white
+    return Image.fromarray(pixels)
 
 
 def _fit(image: Image.Image, preprocess: Preprocess, shape: Shape) -> Pixels:

@@ -20,7 +20,7 @@ from serfer import images, opencv_bilinear
 from serfer.core.errors import ImageError, ImageTooLargeError, PlanError
 from serfer.core.plan import ImageLimits, Pad, Preprocess, Shape
 from serfer.core.plan.pixels import normalise
-from serfer.images import decode_image, image_files, read_image
+from serfer.images import Recipe, decode_image, image_files, read_image
 
 LIMITS = ImageLimits()
 SHAPE = Shape(3, 24, 32, flat=False)
@@ -33,7 +33,7 @@ def recipe(channels="RGB", **changes):
 
 
 def decode(data, preprocess=None, shape=SHAPE, limits=LIMITS):
-    return decode_image(data, "picture", preprocess or recipe(), shape, limits)
+    return decode_image(data, "picture", Recipe(preprocess or recipe(), shape, limits)).pixels
 
 
 def encode(image, kind, **options):
@@ -331,13 +331,13 @@ WITHIN = """
 import resource, sys
 from serfer.core.errors import ImageError
 from serfer.core.plan import ImageLimits, Preprocess, Shape
-from serfer.images import decode_image
+from serfer.images import Recipe, decode_image
 recipe, shape = Preprocess(None, "nearest", "RGB", 1, (0,) * 3, (1,) * 3), Shape(3, 8, 8, flat=False)
 data = sys.stdin.buffer.read()
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + int(sys.argv[1]),) * 2)
 try:
-    print(decode_image(data, "picture", recipe, shape, ImageLimits()).shape)
+    print(decode_image(data, "picture", Recipe(recipe, shape, ImageLimits())).pixels.shape)
 except ImageError as error:
     print(error)
 """
@@ -394,7 +394,7 @@ class TestRefused:
             raise ImageTooLargeError(str(pixels))
 
         with pytest.raises(ImageTooLargeError, match="768"):  # before anything is decoded
-            decode_image(encode(quadrants(), "PNG")[:60], "picture", recipe(), SHAPE, LIMITS, on_size=refuse)
+            decode_image(encode(quadrants(), "PNG")[:60], "picture", Recipe(recipe(), SHAPE, LIMITS), on_size=refuse)
 
     @pytest.mark.parametrize("size", [(20_000, 20_000), (10_000, 10_001), (2**31 - 1, 2**31 - 1)])
     def test_huge_dimensions_are_refused_before_anything_is_decoded(self, size):

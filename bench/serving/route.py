@@ -26,7 +26,7 @@ import typer
 from serfer.cli.shared.options import JsonOption, status_lines
 from serfer.control.scenario import scenario_file
 from serfer.core.plan import Plan
-from serfer.images import decode_image
+from serfer.images import Recipe, decode_image
 from serfer.pipeline.reference import unsplit
 from serfer.settings import Settings, load_settings
 from serfer_bench.core.arrivals import poisson
@@ -120,7 +120,8 @@ def examples_of(plan: Plan, directory: Path, settings: Settings) -> list[tuple[b
     for seed in range(_PICTURES):
         image = photograph(_SIZE, seed)
         assert plan.preprocess is not None  # noqa: S101 - it was looked at before
-        pixels = decode_image(image, "picture", plan.preprocess, plan.input, settings.image_limits())
+        recipe = Recipe(plan.preprocess, plan.input, settings.image_limits())
+        pixels = decode_image(image, "picture", recipe).pixels
         examples.append((image, int(whole(pixels[None])[0].argmax())))
     return examples
 

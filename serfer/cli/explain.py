@@ -59,8 +59,7 @@ def explain(options: ExplainCommand, _context: typer.Context) -> None:
 
 
 def _show_pareto(plan: Plan, *, as_json: bool) -> None:
-    from serfer.pictures import choices  # noqa: PLC0415 - the command line starts fast
-    from serfer.pictures.pareto import query_of  # noqa: PLC0415 - same
+    from serfer.control.alternatives import choices, query_of  # noqa: PLC0415 - the command line starts fast
 
     check_whole_images(plan)  # a map plan competed with other sizes of windows alone
     rows = []

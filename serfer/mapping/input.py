@@ -13,7 +13,7 @@ from serfer.core.errors import InputError, PlanError, UsageError
 from serfer.core.geometry import Rect, Span
 from serfer.core.plan import Plan, Preprocess
 from serfer.core.plan.image_normalisation import ImageNormalisation, ImageStatistics
-from serfer.core.plan.pixels import full_scale, levels_by_image, normalise, normalise_by_image, scaled_to
+from serfer.core.plan.pixels import levels_by_image, normalise, normalise_by_image, scaled_to
 from serfer.core.plan.preprocess import BAND, Levels
 from serfer.mapping.options import MapOptions
 from serfer.raster import RasterSource
@@ -54,7 +54,7 @@ class WindowInput:
             raise UsageError(f"the plan {how}, whatever the full scale: leave full_scale out")
         if by_image:
             return cls(chosen, plan.preprocess, bytes_as_they_are=False)
-        full = options.full_scale or source.full or full_scale(dtype)
+        full = options.full_scale or source.white
         colours = BAND not in plan.preprocess.channels
         as_bytes = colours and dtype == "uint8" and (full == _FULL or plan.preprocess.stored)
         return cls(chosen, scaled_to(plan.preprocess, full), bytes_as_they_are=as_bytes)
@@ -189,7 +189,7 @@ def padded(source: RasterSource, plan: Plan, options: MapOptions) -> RasterSourc
     if (height, width) == source.size:
         return source
     pad = plan.preprocess.pad if plan.preprocess else None
-    full = options.full_scale or source.full or full_scale(source.dtype)
+    full = options.full_scale or source.white
     values = [pad.value * full / _BYTE if pad else 0.0] * source.bands
     if options.no_data == "auto":
         stored = source.nodatas or [None] * source.bands

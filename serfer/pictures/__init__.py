@@ -1,4 +1,4 @@
-"""Pictures of a plan: its stages, cuts and tiles as characters (`text`) or as a file (`plan_figure`), and what it beat.
+"""Pictures of a plan: its stages, cuts and tiles as characters (`text`) or as a file (`plan_figure`).
 
 `anatomy` has the numbers. matplotlib is imported only when something is drawn.
 """
@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 from serfer.core.errors import UsageError
 from serfer.core.plan import ImageLimits, Plan, Preprocess
 from serfer.extras import installed
-from serfer.images import decode_image, read_image
-from serfer.pictures.pareto import choices
+from serfer.images import Recipe, decode_image, read_image
 from serfer.pictures.text import text_picture
 
-__all__ = ["SUFFIXES", "check_suffix", "choices", "draw_plan", "picture_pixels", "text_picture"]
+__all__ = ["SUFFIXES", "check_suffix", "draw_plan", "picture_pixels", "text_picture"]
 
 SUFFIXES = (".png", ".svg", ".pdf")
 
@@ -46,4 +45,5 @@ def picture_pixels(plan: Plan, path: Path, limits: ImageLimits) -> NDArray[np.ui
     stretched = Preprocess(None, "bilinear", "RGB", 1.0, (0.0,) * 3, (1.0,) * 3)
     known = plan.preprocess or stretched
     colours = replace(stretched, resize=known.resize, interpolation=known.interpolation, pad=known.pad)
-    return decode_image(read_image(path, limits), str(path), colours, replace(plan.input, channels=3), limits)
+    recipe = Recipe(colours, replace(plan.input, channels=3), limits)
+    return decode_image(read_image(path, limits), str(path), recipe).pixels

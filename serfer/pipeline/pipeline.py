@@ -25,7 +25,7 @@ from serfer.core.plan import ImageLimits, Plan
 from serfer.core.wire import MAX_TTL
 from serfer.drivers.driver import NO_CONTEXT, TTL_MARGIN_S, Driver, RequestContext
 from serfer.drivers.target import Target
-from serfer.images import DecodedImage, Recipe, decode_sized, read_image, stacked
+from serfer.images import DecodedImage, Recipe, decode_image, read_image, stacked
 from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.health import FunctionGauge, FunctionLoad, Health, Probe
 from serfer.pipeline.plan_choice import OnePlan, TwoPlans
@@ -206,11 +206,9 @@ class AsyncPipeline:
 
     def decode(self, images: Sequence[Image], names: Sequence[str]) -> list[DecodedImage]:
         """Decode named images to the size that the network takes; raises ImageError that names the image."""
-        recipe = self.recipe
-        preprocess, shape, limits = recipe.preprocess, recipe.shape, recipe.limits
+        recipe, limits = self.recipe, self.recipe.limits
         encoded = [image if isinstance(image, bytes) else read_image(Path(image), limits) for image in images]
-        named = zip(encoded, names, strict=True)
-        return [decode_sized(data, name, preprocess, shape, limits, sizes=recipe.sizes) for data, name in named]
+        return [decode_image(data, name, recipe) for data, name in zip(encoded, names, strict=True)]
 
     def function_load(self) -> FunctionLoad | None:
         """Return how much its functions have to do; None for a pipeline without functions, or with a state machine."""

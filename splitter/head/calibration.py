@@ -18,7 +18,7 @@ from serfer.core.errors import InputError, PlanError, UsageError
 from serfer.core.plan import ImageLimits, Preprocess, Shape
 from serfer.core.plan.class_names import ClassNames
 from serfer.core.plan.pixels import normalise
-from serfer.images import SUFFIXES, check_channels, decode_image, folder_files, read_image
+from serfer.images import SUFFIXES, Recipe, decode_image, folder_files, read_image
 
 Progress = Callable[[str], None]
 LEAST_CLASSES = 2
@@ -102,7 +102,7 @@ def read_calibration(
         raise PlanError("calibration images need a preprocess description: give --preprocess FILE.toml")
     if not labels:
         raise InputError("calibration images need the names of the network's outputs: give --labels FILE")
-    check_channels(preprocess, shape)
+    recipe = Recipe(preprocess, shape, limits)
     files_of = _images_of_classes(_class_folders(folder, labels))
     _check_enough(folder, files_of, labels)
     files = [(path, index) for index in sorted(files_of) for path in files_of[index]]
@@ -111,7 +111,7 @@ def read_calibration(
     for number, (path, _) in enumerate(files):
         if number % _EVERY == 0:
             progress(f"reading calibration images: {number:,} of {len(files):,}")
-        pixels = decode_image(read_image(path, limits), str(path), preprocess, shape, limits)
+        pixels = decode_image(read_image(path, limits), str(path), recipe).pixels
         images[number] = normalise(pixels[None], preprocess)[0]
     return Calibration(images, np.array([index for _, index in files], dtype=np.int64))
 

@@ -18,7 +18,7 @@ from serfer.api.decoding.decoders import DecodeLimits, Decoders
 from serfer.api.decoding.fork_server import ForkServer
 from serfer.core.errors import ImageError, ImageTooLargeError, PlanError, UnavailableError
 from serfer.core.plan import ImageLimits, InputSizes, Preprocess, Shape
-from serfer.images import Recipe, decode_image, decode_sized
+from serfer.images import Recipe, decode_image
 from serfer.pipeline.event_loop import run
 from tests.support.processes import said_before_kill
 from tests.support.served import png, until
@@ -75,7 +75,7 @@ async def check_decodes(pool, client="me"):
 def test_a_decoder_gives_the_pixels_that_decoding_in_process_gives(forks):
     images = [path.read_bytes() for path in sorted(EXAMPLES.iterdir()) if path.suffix in (".jpg", ".png")]
     decoded = decode(forks, images)
-    assert np.array_equal(decoded.pixels, [decode_image(data, "x", *_parts(RECIPE)) for data in images])
+    assert np.array_equal(decoded.pixels, [decode_image(data, "x", RECIPE).pixels for data in images])
     assert decoded.busy_s > 0
 
 
@@ -83,14 +83,10 @@ def test_images_of_a_plan_of_many_sizes_have_their_own_and_a_request_one(forks):
     preprocess = replace(PREPROCESS, resize=None)
     recipe = replace(RECIPE, preprocess=preprocess, sizes=InputSizes.of("8..48x8..48,multiple=8"))
     assert decode(forks, [png(48, 40), png(47, 41)], recipe).pixels.shape == (2, 40, 48, 3)
-    whole = decode_sized(png(20, 9), "x", *_parts(recipe), sizes=recipe.sizes).pixels
+    whole = decode_image(png(20, 9), "x", recipe).pixels
     assert np.array_equal(decode(forks, [png(20, 9)], recipe).pixels, [whole])
     with pytest.raises(ImageError, match="image 1 is an input of 8 x 16 pixels, the first image one of 40 x 48"):
         decode(forks, [png(48, 40), png(20, 9), png(48, 40)], recipe)
-
-
-def _parts(recipe):
-    return recipe.preprocess, recipe.shape, recipe.limits
 
 
 def test_image_errors_are_those_of_decoding_in_process(forks):

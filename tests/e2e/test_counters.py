@@ -155,10 +155,10 @@ def test_functions_build_each_session_once_and_ask_the_store_for_what_the_plan_s
 
 
 def test_an_image_is_decoded_once_a_query_and_computed_once_where_it_is_kept(many, settings, stores, monkeypatch):
-    decoded, decode = [], serfer.pipeline.pipeline.decode_sized
+    decoded, decode = [], serfer.pipeline.pipeline.decode_image
     monkeypatch.setattr(
         serfer.pipeline.pipeline,
-        "decode_sized",
+        "decode_image",
         lambda data, name, *how, **more: decoded.append(name) or decode(data, name, *how, **more),
     )
     names = ["one", "two"]

@@ -10,10 +10,11 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 
+from serfer.control.alternatives import choices
 from serfer.core.errors import InputError, PlanError, UsageError
 from serfer.core.geometry import Rect, Span
 from serfer.core.plan import IMAGE, Alternative, Cell, ImageLimits, Input, Padding, Preprocess, Shape
-from serfer.pictures import SUFFIXES, choices, draw_plan, picture_pixels, text_picture
+from serfer.pictures import SUFFIXES, draw_plan, picture_pixels, text_picture
 from serfer.pictures.anatomy import Area, halo, middle_tile, scaled, tensors, traced, view
 from serfer.pictures.plan_figure import plan_figure
 from serfer.splitter.split import split

@@ -309,7 +309,7 @@ def test_what_stores_white_as_zero_is_inverted_with_its_value_for_no_data(tmp_pa
 def test_bits_alpha_scale_and_offset_are_noted(tmp_path):
     path = write(tmp_path / "a.tif", pixels(20, 30, 3, "uint16"), nbits=12)
     with open_raster(path) as source:
-        assert source.full == 4095
+        assert source.white == 4095
         assert "4,095 counts as full" in source.notes[0]
     path = write(tmp_path / "a.tif", pixels(40, 60, 4), photometric="RGB", alpha="YES")
     with open_raster(path) as source:

@@ -22,7 +22,7 @@ from typing import Final
 
 from serfer.core.dataclass_codec import structure, unstructure
 from serfer.core.errors import ImageError, ImageTooLargeError
-from serfer.images import Recipe, decode_sized
+from serfer.images import Recipe, decode_image
 from serfer.local.die_with_parent import die_with
 from serfer.system import address_space_bytes
 
@@ -139,12 +139,9 @@ def _reply(job: Job, data: bytes) -> bytes:
                 f"send fewer or smaller ones"
             )
 
-    recipe = job.recipe
     signal.setitimer(signal.ITIMER_PROF, job.processor_s)
     try:
-        image = decode_sized(
-            data, job.name, recipe.preprocess, recipe.shape, recipe.limits, on_size=count, sizes=recipe.sizes
-        )
+        image = decode_image(data, job.name, job.recipe, on_size=count)
         kind, size, body = PIXELS, image.size, image.pixels.tobytes()
     except ImageTooLargeError as error:
         kind, body = TOO_LARGE, str(error).encode(errors="backslashreplace")

@@ -109,7 +109,7 @@ class _Decoder:
         return False
 
     async def decode(self, job: Job, data: bytes, room: _Room) -> tuple[tuple[int, int], float]:
-        """Decode a file into `room` and return its rows and columns, and processor seconds; raises as decode_sized."""
+        """Decode a file into `room` and return its rows and columns, and processor seconds; raises as decode_image."""
         loop = asyncio.get_running_loop()
         try:
             head = job.pack(data)

@@ -20,10 +20,10 @@ from serfer.api.routes.openapi import problems
 from serfer.api.service import Service
 from serfer.applications.applications import Applications
 from serfer.applications.pipelines import served_name
+from serfer.control.alternatives import Choice, choices
 from serfer.core.http_messages import InstanceState, ModelInput, ModelOutput, ModelState, ServedModel
 from serfer.core.plan import Operator, OutputTensor, Plan
 from serfer.pictures.anatomy import Area, halo, scaled, spread, view
-from serfer.pictures.pareto import Choice, choices
 from serfer.pipeline.prediction import kind_of
 
 _MOST_DESCRIBED: Final = 256  # plans that are not worked out again, however many variants come and go

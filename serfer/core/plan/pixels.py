@@ -19,12 +19,6 @@ _LARGEST = 2**24
 _SMALL_TYPES = ("uint8", "int8", "uint16", "int16", "float32")  # float32 has their values
 
 
-def full_scale(dtype: str) -> float:
-    """Return the value of a type that counts as 255 does in a picture of 8 bits."""
-    kind = np.dtype(dtype)
-    return 1.0 if kind.kind == "f" else float(np.iinfo(kind).max)
-
-
 def scaled_to(preprocess: Preprocess, full: float) -> Preprocess:
     """Return the preprocessing of pixels in which `full` counts as 255 does in a picture of 8 bits.
 

@@ -24,7 +24,7 @@ from serfer.core.plan import Plan
 from serfer.core.plan.class_names import ClassNames
 from serfer.core.variants import Validation
 from serfer.files import read_text
-from serfer.images import SUFFIXES, DecodedImage, Recipe, decode_sized, folder_files, read_image, stacked
+from serfer.images import SUFFIXES, DecodedImage, Recipe, decode_image, folder_files, read_image, stacked
 from serfer.plan_directory import file_sha256
 
 LIST_FILE: Final = "labels.csv"
@@ -170,9 +170,7 @@ def _listed_file(directory: Path, row: Sequence[str], where: str) -> LabelledFil
 
 def _decoded(path: Path, recipe: Recipe) -> DecodedImage:
     try:
-        data = read_image(path, recipe.limits)
-        name, preprocess = str(path), recipe.preprocess
-        return decode_sized(data, name, preprocess, recipe.shape, recipe.limits, sizes=recipe.sizes)
+        return decode_image(read_image(path, recipe.limits), str(path), recipe)
     except ImageError as error:
         raise type(error)(f"{error}: replace the validation image, or take it away") from error
 

@@ -15,6 +15,7 @@ from serfer.core.errors import ImageError, ImageTooLargeError
 from serfer.core.geometry import Rect, Span
 from serfer.core.units import MIB
 from serfer.raster.georeference import Georeference
+from serfer.samples import BYTES, Samples
 
 DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "float32", "float64")
 _COMPRESSIONS = {
@@ -77,8 +78,7 @@ class Header:
 
     `palette` has 256 colours (256, 3) where the samples are indices of them, and `no_colour` says which of these hold
     no data; `scale` is what samples of fewer than 8 bits are multiplied by; `one_strip`: all rows lie in one strip,
-    from which GDAL decodes them one by one. `full` is the value of white where the samples have fewer bits than their
-    type. `inverted`: the least value is stored for white. `nodatas` are each band's, of pixels as they are read;
+    from which GDAL decodes them one by one. `nodatas` are each band's, of pixels as they are read;
     `alpha` is the band that says how far pixels are opaque, from 0; `masked`: there is a mask beside the bands.
     `orientation` is how stored rows and columns lie, as EXIF counts, `orientation_stored` what the file says even where
     that is not applied. `pages`: images in the file.
@@ -98,8 +98,7 @@ class Header:
     no_colour: NDArray[np.bool_] | None = None
     scale: int = 1
     one_strip: bool = False
-    full: float | None = None
-    inverted: bool = False
+    samples: Samples = BYTES
     nodatas: tuple[float | int | None, ...] = ()
     alpha: int | None = None
     masked: bool = False
@@ -123,18 +122,14 @@ class Header:
         return turned[..., :: -1 if down else 1, :: -1 if across else 1]
 
     def value(self, stored: float) -> float:
-        return self._white - stored if self.inverted else stored
-
-    @property
-    def _white(self) -> int:
-        return int(self.full or np.iinfo(self.dtype).max)
+        return self.samples.white - stored if self.samples.inverted else stored
 
     def expanded(self, pixels: NDArray[Any]) -> NDArray[Any]:
         """Return stored samples as the pixels that they mean: an index as its colour, few bits as eight."""
         if self.palette is not None:
             return np.ascontiguousarray(self.palette[pixels[0]].transpose(2, 0, 1))
-        if self.inverted:
-            turned: NDArray[Any] = np.asarray(self._white, self.dtype) - pixels
+        if self.samples.inverted:
+            turned: NDArray[Any] = np.asarray(self.samples.white, self.dtype) - pixels
             return turned
         return pixels if self.scale == 1 else pixels * np.uint8(self.scale)
 
@@ -158,7 +153,6 @@ def read_header(dataset: Any, name: str, driver: str, limits: RasterLimits, read
     structure = dataset.tags(ns="IMAGE_STRUCTURE")
     given = _bits(dataset, dtype) if palette is None else None
     bits = given if driver == "PNG" and given else 8
-    full = None if driver == "PNG" or given is None else float(2**given - 1)
     inverted = structure.get("MINISWHITE") == "YES" and palette is None and np.dtype(dtype).kind == "u"
     alphas = [band for band, colour in enumerate(dataset.colorinterp) if colour.name == "alpha" and stored > 1]
     header = Header(
@@ -174,8 +168,7 @@ def read_header(dataset: Any, name: str, driver: str, limits: RasterLimits, read
         stored_bands=stored,
         palette=palette,
         no_colour=None if palette is None else _no_colour(dataset),
-        full=full,
-        inverted=inverted,
+        samples=Samples(dtype, None if driver == "PNG" else given, inverted),
         alpha=alphas[0] if alphas else None,
         masked={flag.name for flag in dataset.mask_flag_enums[0]} == {"per_dataset"},  # neither a band nor a value
         pages=_pages(dataset),
@@ -288,12 +281,11 @@ def _notes(dataset: Any, header: Header) -> tuple[str, ...]:  # noqa: ANN401 - r
         notes.append(f"its orientation {stored} is not applied, for its georeference is that of the rows as stored")
     elif stored != 1:
         notes.append(f"it is read upright, by its orientation {stored}")
-    if header.inverted:
+    if header.samples.inverted:
         notes.append("its least value is white (MINISWHITE): values are inverted, so that the largest is")
-    if header.full is not None:
-        notes.append(
-            f"its samples have fewer bits than their type: {header.full:,.0f} counts as full, not the type's largest"
-        )
+    if header.samples.bits is not None:
+        full = f"{header.samples.white:,.0f} counts as full, not the type's largest"
+        notes.append(f"its samples have fewer bits than their type: {full}")
     scales, offsets = dataset.scales, dataset.offsets
     if any(factor != 1 for factor in scales) or any(offsets):
         said = ", ".join(

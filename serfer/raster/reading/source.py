@@ -83,7 +83,7 @@ class RasterSource:
         nodatas: the same for each band, empty where there is none.
         alpha: the band, from 0, that says how far pixels are opaque; None for none.
         masked: pixels are said to hold no data by a mask or a palette; `read_masked` returns which.
-        full: the value of white, where samples have fewer bits than their type.
+        white: the value that counts as 255 does in a picture of 8 bits.
         pages: images in the file, of which the first is read.
         georeference: where the pixels lie; its fields are None for a plain picture.
         notes: what of the file is left out, for the caller: further pages, for example.
@@ -100,7 +100,8 @@ class RasterSource:
         self._header = header = self._jpeg() if origin.driver == "JPEG" else self._start()
         self.size, self.bands, self.dtype = header.upright_size, header.bands, header.dtype
         self.nodata, self.georeference, self.notes = header.nodata, header.georeference, header.notes
-        self.nodatas, self.alpha, self.full, self.pages = header.nodatas, header.alpha, header.full, header.pages
+        self.nodatas, self.alpha, self.pages = header.nodatas, header.alpha, header.pages
+        self.white = header.samples.white
         self.masked = header.masked or header.no_colour is not None
         self.identity: dict[str, Any] = {
             "size": [*self.size],

@@ -11,7 +11,7 @@ from PIL import Image
 from serfer.core.errors import InputError, PlanError, UsageError
 from serfer.core.plan import ImageLimits, Preprocess, Shape
 from serfer.core.plan.pixels import normalise
-from serfer.images import decode_image
+from serfer.images import Recipe, decode_image
 from serfer.splitter.head import calibration
 from serfer.splitter.head.calibration import Calibration, read_calibration
 
@@ -58,7 +58,7 @@ class TestRead:
             *sorted((folder / "great_white-shark" / "deeper").iterdir()),
         ]
         for number, path in enumerate(paths):
-            pixels = decode_image(path.read_bytes(), "x", RGB, SHAPE, ImageLimits())
+            pixels = decode_image(path.read_bytes(), "x", Recipe(RGB, SHAPE, ImageLimits())).pixels
             assert np.array_equal(got.images[number], normalise(pixels[None], RGB)[0])
 
     def test_calibration_images_for_a_grey_network(self, folder):

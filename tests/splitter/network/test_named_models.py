@@ -26,7 +26,7 @@ from serfer.core.errors import (
 )
 from serfer.core.exactness import relative_error
 from serfer.core.plan import ImageLimits, Preprocess, Shape
-from serfer.images import decode_image
+from serfer.images import Recipe, decode_image
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings
 from serfer.splitter.network import named_models
@@ -304,7 +304,7 @@ def test_a_picture_becomes_what_torchvisions_own_transforms_make_of_it(name):
     found = describe("torchvision", name, "", None)
     preprocess, (channels, height, width) = found.preprocess, found.shape
     shape = Shape(channels, height, width, flat=False)
-    pixels = decode_image(PHOTOGRAPH.read_bytes(), "", preprocess, shape, ImageLimits())
+    pixels = decode_image(PHOTOGRAPH.read_bytes(), "", Recipe(preprocess, shape, ImageLimits())).pixels
     ours = (pixels * preprocess.scale - preprocess.mean) / preprocess.std
     theirs = get_model_weights(name).DEFAULT.transforms()(Image.open(PHOTOGRAPH).convert("RGB"))
     levels = np.abs(ours.transpose(2, 0, 1) - theirs.numpy()) * np.reshape(preprocess.std, (3, 1, 1)) * 255

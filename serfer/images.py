@@ -7,6 +7,7 @@ import os
 import stat
 import sys
 import warnings
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -35,6 +36,7 @@ _KINDS = {1: "uint", 2: "int", 3: "float"}
 _STORED = ("uint12", "uint16", "int8", "int16", "float32")  # samples of grey that Pillow gives as a TIFF has them
 _COLOURS, _APART = 320, 2  # the tag of a palette; planes that are stored apart
 _BYTE = 255
+_PNG = b"\x89PNG\r\n\x1a\n"
 _STEPS = {"L;2": 85, "L;4": 17}
 """What Pillow multiplies a PNG's grey of few bits by, but not the transparent one."""
 _RAW = {"I;16BS": "I;16NS", "F;32BF": "F;32NF"}
@@ -136,7 +138,8 @@ def decode_image(
         # Nothing here holds a reference to what the next step no longer needs: images are large.
         image = _upright(data, name, recipe.limits, on_size)
         size = image.height, image.width
-        image = _to_channels(image, recipe.preprocess)
+        image = _to_rgb(image)
+        image = image.convert("L") if recipe.preprocess.channels == "L" else image
         return DecodedImage(_fit(image, recipe.preprocess, recipe.input_of(size)), size)
 
 
@@ -215,6 +218,27 @@ def _check_pixels(size: tuple[int, int], name: str, limits: ImageLimits) -> None
 
 
 def _upright(data: bytes, name: str, limits: ImageLimits, on_size: Callable[[int], None]) -> Image.Image:
+    try:
+        return _decoded(data, name, limits, on_size)
+    except (UnidentifiedImageError, SyntaxError, ValueError):  # what Pillow raises of metadata, too
+        if not data.startswith(_PNG):
+            raise
+    return _decoded(_without_metadata(data), name, limits, on_size)
+
+
+def _without_metadata(png: bytes) -> bytes:
+    """Return a PNG of the chunks that its pixels need, and of EXIF's, which says how they lie, where it is whole."""
+    kept, at = bytearray(_PNG), len(_PNG)
+    while at < len(png):
+        kind, end = png[at + 4 : at + 8], at + 12 + int.from_bytes(png[at : at + 4])
+        whole = zlib.crc32(memoryview(png)[at + 4 : end - 4]) == int.from_bytes(png[end - 4 : end])
+        if kind[:1].isupper() or kind == b"tRNS" or (kind == b"eXIf" and whole):
+            kept += memoryview(png)[at:end]
+        at = end
+    return bytes(kept)
+
+
+def _decoded(data: bytes, name: str, limits: ImageLimits, on_size: Callable[[int], None]) -> Image.Image:
     """Decode a file and turn the image as its metadata say; what is returned holds nothing of the file or decoder."""
     with Image.open(io.BytesIO(data), formats=FORMATS) as image:
         _check_pixels(image.size, name, limits)
@@ -228,7 +252,11 @@ def _upright(data: bytes, name: str, limits: ImageLimits, on_size: Callable[[int
             _whiten(image, data)
         elif stored in _STEPS:
             image.info["transparency"] *= _STEPS[stored]
-        ImageOps.exif_transpose(image, in_place=True)
+        try:
+            ImageOps.exif_transpose(image, in_place=True)
+        except Exception as error:
+            if isinstance(error, MemoryError):
+                raise
         if samples is not None:
             return _reduced(image, samples, name)
         return image._new(image.im)  # noqa: SLF001 - Pillow has no public way that does not copy the pixels
@@ -278,7 +306,7 @@ def _tiff_tags(data: bytes) -> TiffImagePlugin.ImageFileDirectory_v2 | None:
         file = io.BytesIO(data)
         file.seek(tags.next)
         tags.load(file)
-        return tags if _kind(tags) and _BITS in tags else None
+        return tags if len(tags[_BITS]) == tags.get(_BANDS, 1) else None
     return None
 
 
@@ -293,11 +321,6 @@ def _unread_kind(name: str, tags: TiffImagePlugin.ImageFileDirectory_v2) -> Imag
         f"{name} cannot be decoded: it is a TIFF of {tags.get(_BANDS, 1)} x {_kind(tags)} ({said}): store it as uint8 "
         "or uint16, grey or RGB, pixel by pixel; `serfer map` reads other kinds, too"
     )
-
-
-def _to_channels(image: Image.Image, preprocess: Preprocess) -> Image.Image:
-    rgb = _to_rgb(image)
-    return rgb.convert("L") if preprocess.channels == "L" else rgb
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

@@ -84,7 +84,6 @@ def is_plan_directory(place: Path | str) -> bool:
 
 
 def _read(path: Path) -> str | None:
-    """Return the text of a file of a plan directory, None if there is no such file."""
     try:
         if path.exists() and not path.is_file():
             raise PlanError(f"{path} is not a regular file: not a plan")

@@ -163,7 +163,6 @@ def _sam() -> Check:
 
 
 def _limits(build: Build, facts: AwsFacts, region: str | None) -> Check:
-    """Check whether the plan and the template keep AWS's limits."""
     options = replace(build.deployment.options, region=region or build.deployment.options.region)
     ample = AccountQuotas.of_quotas(facts, "memory and concurrency have checks of their own")
     try:
@@ -218,7 +217,6 @@ def _identity(session: Session, region: str, facts: AwsFacts) -> tuple[Account |
 
 
 def _name(error: Exception) -> str:
-    """Return what an error is called, by AWS or by botocore."""
     return error.response["Error"]["Code"] if isinstance(error, ClientError) else type(error).__name__
 
 
@@ -246,7 +244,6 @@ _MORE = "ask for more in the Service Quotas console"
 
 @_checked("concurrency", _MORE)
 def _concurrency(account: Account, build: Build | None) -> Check:
-    """Hold what the build reserves, and what a burst would take, against the account's concurrency."""
     limits = account.client("lambda").get_account_settings()["AccountLimit"]
     total, free = limits["ConcurrentExecutions"], limits["UnreservedConcurrentExecutions"]
     capacity = f"{total:,} environments at once, {free:,} of them not reserved"
@@ -303,7 +300,6 @@ def _quotas(account: Account) -> AccountQuotas:
 
 
 def _reserved(build: Build, settings: StackSettings) -> int:
-    """Return how many environments a stack reserves for its functions."""
     made = build.resources_of(settings).values()
     return sum(int(properties.get("ReservedConcurrentExecutions", 0)) for _, properties in made)
 
@@ -318,7 +314,6 @@ def _admitted(build: Build, settings: StackSettings) -> int:
 
 @_checked("memory", _MORE)
 def _memory(account: Account, build: Build | None) -> Check:
-    """Check whether stages have more memory than a new account allows."""
     new = AccountQuotas.new(account.facts)
     notes = [memory_note(plan, new) for plan in build.plans] if build else []
     note = next(filter(None, notes), "")
@@ -342,7 +337,6 @@ def _storage(account: Account, build: Build | None) -> Check:
 
 
 def _needed(build: Build | None) -> Sequence[_Look]:
-    """Return what is looked at for a build only, as far as its resources need it."""
     if build is None:
         return ()
     kinds = [kind for kind, _ in build.resources.values()]
@@ -481,7 +475,6 @@ def _limit(account: Account, quota: _Quota) -> int | None:
 
 @_checked("cost tag", "activate the tag in the Billing console under Cost allocation tags")
 def _cost_tag(account: Account, build: Build | None) -> Check:
-    """Check whether a budget can tell the stack's cost from the account's."""
     tags = account.client("ce", "us-east-1").list_cost_allocation_tags(TagKeys=[TAG], Status="Active")
     if tags["CostAllocationTags"]:
         return Check("cost tag", ok=True, found=f"{TAG} is active")
@@ -504,12 +497,10 @@ def _gpus(account: Account, build: Build | None) -> Check:
 
 @_checked("GPU spot quota", f"{_MORE}: All G and VT Spot Instance Requests; or package with a smaller gpu_max")
 def _spot_gpus(account: Account, build: Build | None) -> Check:
-    """Check whether the account may run as many spot instances."""
     return _gpu_check("GPU spot quota", account, build)
 
 
 def _gpu_check(name: str, account: Account, build: Build | None) -> Check:
-    """Hold a pool's instances against a quota of vCPUs."""
     pool = build.deployment.options.gpu if build else None
     if pool is None:
         return Check(name, ok=True, found="no pool")
@@ -527,7 +518,6 @@ _POLICY = "ask an administrator for the policies of serfer doctor --aws --build 
 
 @_checked("permissions", _POLICY)
 def _permissions(account: Account, build: Build | None) -> Check:
-    """Ask IAM whether the caller may do what deploying each of the build's stacks takes."""
     if build is None or account.arn.endswith(":root"):
         return Check(
             "permissions", ok=True, found="the account's root user may do everything: deploy with a role instead"
@@ -581,7 +571,6 @@ class _Simulator:
         return set(names) - allowed
 
     def _allowed(self, names: Sequence[str], resource: str, context: Mapping[str, str]) -> set[str]:
-        """Return which actions are allowed on a resource, with these values of condition keys."""
         question = json.dumps([names, resource, context])
         if question not in self._known:
             entries = [

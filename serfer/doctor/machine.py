@@ -142,7 +142,6 @@ def _redis_server() -> Check:
 
 
 def _server(name: str, package: str, use: str) -> Check:
-    """Check that a package with a server is installed; the remedy names what needs it."""
     try:
         return Check(name, ok=True, found=f"{package} {importlib.metadata.version(package)}")
     except importlib.metadata.PackageNotFoundError:
@@ -150,7 +149,6 @@ def _server(name: str, package: str, use: str) -> Check:
 
 
 def _command(distribution: str) -> str:
-    """Return the command that installs a distribution, with the extra that has it."""
     return pip_command("PIL" if distribution == "pillow" else distribution.replace("-", "_")) or str(
         pip_command("serfer")
     )
@@ -174,7 +172,6 @@ def _space(directory: Path) -> Check:
 
 
 def _function_package(settings: Settings) -> Check:
-    """Check how much of a function's package its code and dependencies take, as installed here."""
     name, limit = "function package", settings.facts().functions.package_limit
     try:
         from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE  # noqa: PLC0415 - same

@@ -38,7 +38,7 @@ from serfer.fleet.controller import Status, TypeStatus
 from serfer.fleet.keep_warm import WarmStatus
 from serfer.fleet.purchase import Purchase
 from serfer.settings import DriverSettings, Settings
-from serfer.splitter.network.unsupported import unsplit_kinds
+from serfer.splitter.network.unsupported import NEVER, REASONS
 from serfer.splitter.tiling.operators import tiled_kinds
 
 DOCS = Path(__file__).parent
@@ -446,7 +446,11 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 def operators() -> Iterator[str]:
     """List the operators that the splitter has rules for, from their registry."""
-    kinds = {**tiled_kinds(), **unsplit_kinds()}
+    unsplit = {
+        f"{'refused' if why in NEVER else 'in one task, as given'}: {why}": tuple(sorted(kinds))
+        for kinds, why in REASONS.items()
+    }
+    kinds = {**tiled_kinds(), **unsplit}
     yield _table(("how", "operators"), ((how, ", ".join(names)) for how, names in kinds.items()))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -22,7 +23,7 @@ from serfer.images import check_channels
 from serfer.plan_directory import COLD_DIRECTORY, write_plan
 from serfer.splitter.head.calibration import Calibration, read_calibration
 from serfer.splitter.network.description import ARGMAX, Description, Reduction, assumed_preprocess
-from serfer.splitter.network.detection_heads import BoxOptions
+from serfer.splitter.network.detection_heads import NOT_TURNED, ORIENTED, BoxOptions
 from serfer.splitter.network.graph import Graph
 from serfer.splitter.network.metadata import FileDescription
 from serfer.splitter.network.open_sizes import compared_sizes
@@ -143,7 +144,7 @@ def _build(
     graph, source = _read(source, sample, description.reduction, notes, progress, failure)
     _check_example(graph, sample)
     source, metadata = _described(source, network, graph)
-    source = _with_boxes(graph, source, description)
+    source = _with_boxes(graph, source, description, notes)
     _check_answer(graph, source)
     source = _reduced(source, description.reduction, notes)
     answers = _answers(graph, description.reduction)
@@ -194,7 +195,7 @@ def whole(
     graph = with_measured_part(graph, sample[:1])
     _check_example(graph, sample)
     source, metadata = _described(source, network, graph)
-    source = _with_boxes(graph, source, network.description)
+    source = _with_boxes(graph, source, network.description, notes := list[str]())
     _check_answer(graph, source)
     source = with_reduction(source, network.description.reduction)
     decision = in_one_function(graph, budget, places)
@@ -203,7 +204,7 @@ def whole(
     with appearing_whole(place) as directory:
         plan = assemble(decision, source, graph, budget, directory, progress)
         progress("checking the plan against the network")
-        notes = [note for note in _checked(plan, directory, source, sample, sizes, graph.rounding) if note]
+        notes += filter(None, _checked(plan, directory, source, sample, sizes, graph.rounding))
     return plan, (*dict.fromkeys(notes),)
 
 
@@ -372,20 +373,24 @@ def _check_answer(graph: Graph, source: Source) -> None:
         raise ModelError(f"there are {len(source.labels)} labels for a network with {classes} outputs")
 
 
-def _with_boxes(graph: Graph, source: Source, description: Description) -> Source:
-    """Return the source with what its outputs say of boxes, if that was asked for.
+def _with_boxes(graph: Graph, source: Source, description: Description, notes: list[str]) -> Source:
+    """Return the source with its boxes, if these were asked for, or a file's metadata are a detector's.
 
-    Where nothing was, a file whose metadata are a detector's has boxes if its outputs are such.
+    Turned boxes are not read: they are refused where they were asked for, and else said in `notes`.
     """
     tensors, shape, labels = graph.output_tensors, graph.shape(graph.input), len(source.labels)
     if description.boxes is not None:
+        if source.origin == ORIENTED:
+            raise ModelError(f"{NOT_TURNED}: leave --output boxes out")
         return replace(source, detection=description.boxes.head(tensors, shape, labels))
-    if not source.detects or description.activation or description.reduction:
+    if description.activation or description.reduction:
         return source
-    try:
-        return replace(source, detection=BoxOptions().head(tensors, shape, labels))
-    except ModelError:
-        return source
+    if source.detects:
+        with suppress(ModelError):
+            return replace(source, detection=BoxOptions().head(tensors, shape, labels))
+    if source.origin == ORIENTED:
+        notes.append(f"{NOT_TURNED}: its output is given as it is")
+    return source
 
 
 def _reduced(source: Source, reduction: Reduction | None, notes: list[str]) -> Source:

@@ -9,12 +9,12 @@ import typer
 
 from serfer.cli.shared.display import plain
 from serfer.cli.shared.options import JsonOption, print_json
+from serfer.cli.shared.plan_summary import described
 from serfer.cli.shared.terminal import err, out
 from serfer.core.dataclass_codec import unstructure
 from serfer.core.plan import Plan
 from serfer.plan_directory import load_plan
 
-_SHOWN = 5
 _TAKEN_ON = (
     "changed; functions stay as they are, deployed ones too: start what serves the plan again, or deploy drivers"
 )
@@ -58,24 +58,3 @@ def _show(plan: Plan, *, as_json: bool) -> None:
         out.print(plain(plan.detection.in_words()), soft_wrap=True)
     else:
         out.print(f"scores: {plan.activation}" if plan.classifies else "the outputs are not scores of classes")
-
-
-def described(plan: Plan) -> list[str]:
-    """Return a line on a plan's images, and one on its labels, with the command that gives what is missing."""
-    if plan.preprocess and plan.windows:
-        images = f"an image's pixels become {plan.preprocess.pixels_in_words}"
-    elif plan.preprocess:
-        size = plan.input.height, plan.input.width
-        images = f"an image is {plan.preprocess.in_words(size, plan.sizes.input if plan.sizes else None)}"
-    else:
-        images = (
-            "the plan takes arrays only (serfer run): serfer describe DIR --preprocess FILE says how an image becomes "
-            "its input (docs/how-to/preprocess.md)"
-        )
-    lines = [images]
-    names = plain(", ".join(plan.labels[:_SHOWN]))
-    if plan.labels:
-        lines.append(f"{len(plan.labels):,} labels: {names}{', ...' if len(plan.labels) > _SHOWN else ''}")
-    elif plan.classifies:
-        lines.append("no labels: classes are numbers; serfer describe DIR --labels FILE names them")
-    return lines

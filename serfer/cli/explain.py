@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import typer
 
-from serfer.cli.describe import described
 from serfer.cli.shared.display import byte_size, counted, plain, print_table
 from serfer.cli.shared.options import print_json
 from serfer.cli.shared.plan_commands import ExplainCommand
+from serfer.cli.shared.plan_summary import described
 from serfer.cli.shared.terminal import err, out
 from serfer.core.costs.aws import LambdaFacts
 from serfer.core.costs.cold_queries import ColdChoice, ColdPrice, StartingWay

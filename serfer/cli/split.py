@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from serfer.cli.explain import changes_of, print_plan_json
-from serfer.cli.shared.network_options import example_of, range_in
+from serfer.cli.shared.network_options import example_of, range_in, tell_reading
 from serfer.cli.shared.options import status_line
 from serfer.cli.shared.plan_commands import SplitCommand
 from serfer.cli.shared.plan_summary import print_summary
@@ -62,8 +62,6 @@ def split(options: SplitCommand, _context: typer.Context) -> None:
                 "dependency_bytes": lambda: dependency_bytes(settings, progress),
             }
             plan = split_model(chosen, example, options.out, progress=progress, **how)
-    from serfer.wiring.network_file import assumption  # noqa: PLC0415 - the command line starts fast
-
     if options.as_json:
         print_plan_json(plan, options.per_month)
     else:
@@ -71,8 +69,7 @@ def split(options: SplitCommand, _context: typer.Context) -> None:
         print_summary(plan, options.out, settings.facts(), options.per_month, given)
         for line in changes_of(plan):
             complain(line)
-        if options.preprocess is None and (said := assumption(plan)):
-            complain(said)
+        tell_reading(plan, options.preprocess, options.output)
     _warn_of_aws(plan, settings, quotas)
 
 

@@ -8,6 +8,7 @@ A reply's body is kept, or, where its call has a sink, passed on as it comes: th
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
@@ -33,9 +34,12 @@ class BlockingWire:
         self.http = http
         self._sleep = sleep
         self._now = now
+        self._process = os.getpid()
 
     async def send(self, step: Try) -> Reply:
         """Wait as a try asks for, send it, and return the reply."""
+        if os.getpid() != self._process:  # two processes on one connection read each other's replies
+            raise UsageError(f"the client belongs to process {self._process}: make a client in this fork of it")
         if step.after_s:
             self._sleep(step.after_s)
         latest = self._now() + step.timeout_s

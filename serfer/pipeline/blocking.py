@@ -197,15 +197,15 @@ class Pipeline:
         return [found[place] for place in range(len(decoded))]
 
     def _waited(self, future: Future[Result]) -> Result:
-        self.asynchronous.loop.check_thread()
+        self.asynchronous.loop.check_caller()
         result = result_of(future)
         self._thread.report = result.report
         return result
 
     def close(self) -> None:
-        """Stop what the pipeline started, and delete what its queries left in the store."""
+        """Stop what the pipeline started, and delete what its queries left in the store; in a fork, do nothing."""
         pipeline = self.asynchronous
-        if not pipeline.closed:
+        if not (pipeline.closed or pipeline.loop.forked):
             pipeline.closed = True
             try:
                 pipeline.loop.wait(pipeline.stop())

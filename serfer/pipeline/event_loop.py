@@ -7,12 +7,15 @@ it runs on Linux and macOS alone.
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from serfer.core.errors import UsageError
 
@@ -37,6 +40,25 @@ else:
     new_event_loop = _Loop
 
 
+_never_freed_in_forks: WeakSet[object] = WeakSet()
+
+
+def never_free_in_forks(owner: object) -> None:
+    """Keep an object, and all that it refers to, for ever in any fork of this process.
+
+    Loops and ONNX Runtime's sessions wait, where they are freed, for threads that a fork does not have.
+    """
+    _never_freed_in_forks.add(owner)
+
+
+def _keep() -> None:
+    for owner in _never_freed_in_forks:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(owner))  # the end of the interpreter frees whatever it can reach
+
+
+os.register_at_fork(after_in_child=_keep)
+
+
 def run(main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine on a loop of its own, as `asyncio.run` does."""
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
@@ -55,21 +77,30 @@ class LoopThread:
         self._thread.start()
 
     def _use(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+        never_free_in_forks(self)
+        self._loop, self._process = loop, os.getpid()
         loop.set_default_executor(ThreadPoolExecutor(_STORE_CALLS, "serfer-store"))
         self._computing = ThreadPoolExecutor(_COMPUTING, "serfer-compute")
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop and return its result; raises UsageError on the loop's own thread."""
-        try:
-            self.check_thread()
-        except UsageError:
-            coroutine.close()
-            raise
-        return result_of(self.submit(coroutine))
+        """Run a coroutine on the loop and return its result; raises UsageError where its caller would wait for ever."""
+        return result_of(self._submit(coroutine, self.check_caller))
 
-    def check_thread(self) -> None:
-        """Raise UsageError on the loop's own thread: who waits there for the loop waits for ever."""
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a fork of the loop's: no thread runs the loop here, and workers are the parent's."""
+        return os.getpid() != self._process
+
+    def check_process(self) -> None:
+        if self.forked:
+            raise UsageError(
+                f"the pipeline belongs to process {self._process}, of which this one ({os.getpid()}) is a fork: "
+                "open a pipeline in this process"
+            )
+
+    def check_caller(self) -> None:
+        """Raise UsageError where a caller would wait for ever: in a fork, and on the loop's own thread."""
+        self.check_process()
         with suppress(RuntimeError):
             if asyncio.get_running_loop() is self._loop:
                 raise UsageError(
@@ -77,22 +108,33 @@ class LoopThread:
                 )
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        return self._submit(coroutine, self.check_process)
+
+    def _submit(self, coroutine: Coroutine[Any, Any, T], check: Callable[[], None]) -> Future[T]:
+        try:
+            check()
+        except UsageError:
+            coroutine.close()  # asyncio warns of one that never ran
+            raise
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop for one on this or another loop; a cancelled caller cancels it."""
         if asyncio.get_running_loop() is self._loop:
             return await coroutine
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
+        return await asyncio.wrap_future(self.submit(coroutine))
 
     async def compute(self, size: float, call: Callable[..., T], *arguments: Any) -> T:  # noqa: ANN401 - the call's
         """Call what works on so many bytes, in a thread where that takes a loop more than a millisecond."""
+        self.check_process()
         if size <= _QUICK_BYTES:
             return call(*arguments)
         return await asyncio.get_running_loop().run_in_executor(self._computing, call, *arguments)
 
     def close(self, last: Callable[[], Awaitable[object]] | None = None) -> None:
-        """Cancel what still runs, let it end, run `last`, and stop the loop and its thread."""
+        """Cancel what still runs, let it end, run `last`, and stop the loop and its thread; nothing in a fork."""
+        if self.forked:
+            return
         self.wait(_end_everything(last))
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

@@ -26,7 +26,7 @@ from serfer.core.wire import MAX_TTL
 from serfer.drivers.driver import NO_CONTEXT, TTL_MARGIN_S, Driver, RequestContext
 from serfer.drivers.target import Target
 from serfer.images import DecodedImage, Recipe, decode_image, read_image, stacked
-from serfer.pipeline.event_loop import LoopThread
+from serfer.pipeline.event_loop import LoopThread, never_free_in_forks
 from serfer.pipeline.health import FunctionGauge, FunctionLoad, Health, Probe
 from serfer.pipeline.plan_choice import OnePlan, TwoPlans
 from serfer.pipeline.query import (
@@ -79,6 +79,7 @@ class AsyncPipeline:
         gauge: FunctionGauge | None = None,
         warmth: object | None = None,
     ) -> None:
+        never_free_in_forks(self)
         self.plan = plan
         self.warmth = warmth
         self._last: Result | None = None
@@ -219,7 +220,8 @@ class AsyncPipeline:
         return await self.loop.run(self._probe.look(start=start))
 
     def check(self, deadline_s: float) -> None:
-        """Raise UsageError for a closed pipeline, and for a deadline that no query can have."""
+        """Raise UsageError for a closed pipeline, one of another process, and a deadline that no query can have."""
+        self.loop.check_process()
         if self.closed:
             raise UsageError("the pipeline is closed")
         if not 0 < deadline_s <= MAX_DEADLINE_S:
@@ -273,8 +275,8 @@ class AsyncPipeline:
         self._required_keeper().check(self.plan, place, images)
 
     async def close(self) -> None:
-        """Stop what the pipeline started, and delete what its queries left in the store."""
-        if not self.closed:
+        """Stop what the pipeline started, and delete what its queries left in the store; in a fork, do nothing."""
+        if not (self.closed or self.loop.forked):
             self.closed = True
             try:
                 await self.loop.run(self.stop())

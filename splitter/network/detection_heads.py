@@ -25,6 +25,8 @@ from serfer.core.plan.detection import (
 )
 
 BOXES = "boxes"
+ORIENTED = "ultralytics, obb"  # the origin of an oriented detector's metadata
+NOT_TURNED = "the file's metadata name task obb, and turned boxes are not read"
 _ROW, _CORNERS, _INDICES = 6, 4, 3
 _ALL = 1.0  # of max_iou: what a file has left is kept
 _NUMBERS = {"score": float, "iou": float, "most": int}

@@ -15,9 +15,9 @@ SIZES = ("Shape", "Size", "ConstantOfShape", "Range")
 _RANDOM = "its values are random; export the model in evaluation mode"
 _TRAINING = "it is in training mode; call the module's eval() before you export it"
 _DROPPING = "it is in training mode, so its values are random; call the module's eval() before you export it"
-_NEVER = frozenset({_RANDOM, _TRAINING, _DROPPING})
+NEVER = frozenset({_RANDOM, _TRAINING, _DROPPING})
 """Reasons for which a network is not served at all: tasks that run twice must have the same values."""
-_REASONS = {
+REASONS = {
     ("If", "Loop", "Scan", "SequenceMap"): "which operators run depends on the data; export the model without branches "
     "and loops over tensors",
     (*("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"),): _RANDOM,
@@ -36,15 +36,7 @@ _REASONS = {
     "export the float32 model",
     ("LSTM", "GRU", "RNN"): "it goes through its input step by step",
 }
-_WHY = {kind: why for kinds, why in _REASONS.items() for kind in kinds}
-
-
-def unsplit_kinds() -> dict[str, tuple[str, ...]]:
-    """Return the kinds of operators that are not split wherever they depend on the image, by what becomes of them."""
-    return {
-        f"{'refused' if why in _NEVER else 'in one task, as given'}: {why}": tuple(sorted(kinds))
-        for kinds, why in _REASONS.items()
-    }
+_WHY = {kind: why for kinds, why in REASONS.items() for kind in kinds}
 
 
 _AXIS = {
@@ -94,7 +86,7 @@ def check_kinds(model: onnx.ModelProto) -> None:
         why = _why_not(model, node, known)
         if why:
             named = node.name or node.output[0], node.op_type, why
-            raise never(*named) if why in _NEVER else refuse(*named)
+            raise never(*named) if why in NEVER else refuse(*named)
 
 
 def _why_not(model: onnx.ModelProto, node: onnx.NodeProto, known: Collection[tuple[str, str]]) -> str | None:

@@ -20,7 +20,7 @@ from serfer.core.plan.answers import Answer
 from serfer.core.plan.detection import MAX_BOXES, check_heads
 from serfer.core.plan.layout import DECODER
 from serfer.splitter.network.description import Description
-from serfer.splitter.network.detection_heads import BoxOptions
+from serfer.splitter.network.detection_heads import NOT_TURNED, ORIENTED, BoxOptions
 from serfer.splitter.network.detector_heads import DetectorParts, detector_parts, trunk_of
 from serfer.splitter.network.source import Array, Source
 from serfer.splitter.plan_dir.functions import artefact
@@ -66,6 +66,8 @@ def in_strides(size: _Size) -> _Size:
 
 def is_detector(source: Source, description: Description) -> bool:
     """Whether boxes were asked for, or a file's metadata say that it is a detector."""
+    if description.boxes and source.origin == ORIENTED:
+        raise ModelError(f"{NOT_TURNED}: leave --output boxes out")
     return description.boxes is not None or (source.detects and description.reduction is None)
 
 

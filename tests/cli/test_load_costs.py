@@ -188,7 +188,7 @@ def test_of_a_large_load_the_busiest_and_the_median_part_are_simulated_and_said(
 def test_a_network_is_priced_without_a_plan_directory_and_a_short_log_is_said_to_be_short(file, log):
     result = called(file, "--log", log)
     assert result.exit_code == 0
-    assert "small, access: 3 queries in 2.0 h" in result.stdout
+    assert "small, access, /v1/classify (100%): 3 queries in 2.0 h" in result.stdout
     assert "the log covers 2.0 h alone" in result.stdout
     assert priced(file)["query"]["stages"][0]["grid"] == "1"
 

@@ -182,7 +182,8 @@ def test_what_nothing_says_of_images_is_assumed_as_serve_assumes_it(file, tmp_pa
             "preprocess=FILE.toml says what is right (docs/how-to/preprocess.md)\n"
         )
         given = split(file, "--out", tmp_path / "given", "--preprocess", stretched, *options)
-        assert given.stderr == ""
+        assert f"{SIZE} x {SIZE} pixels" in given.stderr
+        assert "assumed" not in given.stderr
         assert load_plan(tmp_path / "plan").preprocess == load_plan(tmp_path / "given").preprocess
         assert load_plan(tmp_path / "plan").digest == load_plan(tmp_path / "given").digest
 

@@ -16,7 +16,7 @@ import serfer
 from serfer.api.http.body import ApiLimits
 from serfer.api.routes.inference import signature_of
 from serfer.core.detections import Boxes
-from serfer.core.errors import ImageError, ModelError, PlanError, UsageError
+from serfer.core.errors import ImageError, ModelError, PlanError, PlanWarning, UsageError
 from serfer.core.plan import DetectionHead, OutputTensor, Pad, Preprocess, dump_plan, parse_plan, sealed
 from serfer.pipeline.prediction import kind_of
 from serfer.plan_directory import load_plan
@@ -293,6 +293,7 @@ def test_a_file_whose_metadata_are_a_detectors_gives_boxes_at_once(serfer_here, 
     value = json.loads(told.out)
     assert value["kind"] == "boxes"
     assert {box["label"] for box in value["images"][0]["boxes"]} <= {*CLASSES}
+    assert f"{SIZE} x {SIZE} pixels" in told.err
     thresholds = ("--output", "boxes,score=0.9,iou=0.3", "--workers", "inprocess", "--json")
     fewer = json.loads(serfer_here("predict", file, examples / "rocket.jpg", *thresholds).out)["images"][0]["boxes"]
     assert 0 < len(fewer) < len(value["images"][0]["boxes"])
@@ -305,6 +306,33 @@ def test_what_is_said_of_outputs_counts_and_other_outputs_are_left_as_they_are(f
     onnx.helper.set_model_props(model, {"stride": "32", "task": "classify", "names": "{0: 'a'}"})
     onnx.save(model, file)
     assert serfer.split(file, out=tmp_path / "plan", grids="1").detection is None
+
+
+@pytest.mark.parametrize("command", ["split", "split --whole", "map-plan --size any", "serve", "predict", "run"])
+def test_oriented_detector_is_refused_as_boxes_in_every_command(serfer_here, file, examples, tmp_path, command):
+    model = onnx.load(file)
+    onnx.helper.set_model_props(model, {"stride": "32", "task": "obb", "names": str(dict(enumerate(CLASSES)))})
+    onnx.save(model, file)
+    images = [examples / "rocket.jpg"] if command in ("predict", "run") else []
+    out = [] if command in ("predict", "serve") else ["--out", tmp_path / "out"]
+    told = serfer_here(*command.split(), file, *images, *out, "--output", "boxes")
+    assert (told.code, "task obb" in told.err.splitlines()[-1]) == (3, True)
+    if command == "split":
+        with pytest.warns(PlanWarning, match="obb"):
+            assert serfer.whole_plan(file, out=tmp_path / "plan").detection is None
+
+
+def test_split_names_the_input_and_outputs_that_may_be_boxes_and_are_not_read_as_such(serfer_here, file, tmp_path):
+    def lines(*output):
+        told = serfer_here("split", file, "--whole", "--out", tmp_path / "plan", *output)
+        return told.code, f"{SIZE} x {SIZE} pixels" in told.err, "--output boxes:yolov8" in told.err
+
+    assert lines() == (0, True, False)  # by its metadata it is a detector
+    model = onnx.load(file)
+    onnx.helper.set_model_props(model, {})
+    onnx.save(model, file)
+    assert lines() == (0, True, True)
+    assert lines("--output", "none") == (0, True, False)
 
 
 @pytest.mark.parametrize("gathered", [True, False])

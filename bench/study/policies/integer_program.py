@@ -79,7 +79,7 @@ class IntegerProgram:
         upper = np.concatenate([np.where(meets, self._enough(seen), 0.0), running])
         constraints = self._constraints(seen, running, wanted)
         found = milp(
-            costs,
+            costs / (np.abs(costs).max(initial=0.0) or 1.0),  # HiGHS' tolerances are absolute, 1e-6 and 1e-7
             integrality=np.ones(len(costs)),
             bounds=Bounds(0.0, upper),
             constraints=constraints or None,

@@ -123,9 +123,10 @@ def whole_plan(plan: Plan, directory: Path, progress: Callable[[str], None]) -> 
 
 def _print(plan: Plan, options: CostCommand, compared: Comparison) -> None:
     load = compared.load
+    name = f"{load.name}, {load.paths}" if load.paths else load.name
     out.print(
         plain(
-            f"{plan.model}, {load.name}: {load.queries:,.0f} queries in {_time(load.seconds)}, {load.mean:,.3g} a "
+            f"{plan.model}, {name}: {load.queries:,.0f} queries in {_time(load.seconds)}, {load.mean:,.3g} a "
             f"second on average and {load.peak:,.3g} at most; a month of that has {compared.queries_a_month:,.0f}"
         )
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 
@@ -10,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serfer.cli.shared.option_groups import NetworkFileOptions
-from serfer.cli.shared.plan_summary import in_cache
+from serfer.cli.shared.plan_summary import described, in_cache
 from serfer.cli.shared.terminal import complain
-from serfer.core.errors import UsageError
+from serfer.core.errors import ModelError, UsageError
 from serfer.core.options import changed
-from serfer.core.plan import MAX_ELEMENTS, InputSizes
+from serfer.core.plan import MAX_ELEMENTS, InputSizes, Plan
 from serfer.plan_directory import is_network_file, load_plan
 from serfer.settings import load_settings
 from serfer.splitter.network.description import Description
@@ -48,7 +49,7 @@ def plan_of(
     deployed: bool,
     says: bool = True,
 ) -> Path:
-    """Return the directory of the plan of a network, in the cache; it `says` what was assumed of images.
+    """Return the directory of the plan of a network, in the cache; it `says` how images and outputs are read.
 
     Raises UsageError for functions that are `deployed`, which a network has none of.
     """
@@ -57,7 +58,7 @@ def plan_of(
             f"{network} has no functions in AWS: write a plan (serfer split {network} --out plan; --whole: in seconds) "
             "and deploy that (serfer deploy package plan --out build), and give --plan plan"
         )
-    from serfer.wiring.network_file import assumption, plan_of_file  # noqa: PLC0415 - the command line starts fast
+    from serfer.wiring.network_file import plan_of_file  # noqa: PLC0415 - the command line starts fast
 
     example, sizes = example_of(options.size, options.channels, network, ranges=True), range_in(options.size)
     chosen = options.model_with_weights(str(network))
@@ -68,9 +69,25 @@ def plan_of(
         return plan_of_file(given, load_settings(), step, example, description, sizes)
 
     directory = in_cache(found, progress)
-    if says and options.preprocess is None and (said := assumption(load_plan(directory))):
-        complain(said)
+    if says:
+        tell_reading(load_plan(directory), options.preprocess, options.output)
     return directory
+
+
+def tell_reading(plan: Plan, preprocess: Path | None, output: str | None) -> None:
+    """Say how a network's images are read, at which size, and its outputs where these may be boxes, and no one said."""
+    from serfer.splitter.network.detection_heads import BoxOptions  # noqa: PLC0415 - the command line starts fast
+    from serfer.wiring.network_file import assumption  # noqa: PLC0415 - same
+
+    assumed = assumption(plan) if preprocess is None or plan.preprocess is None else ""
+    complain(assumed or f"{plan.model}: {described(plan)[0]}")
+    if output is None and plan.detection is None and not (plan.labels or plan.windows):
+        with suppress(ModelError):  # the outputs are of no detector that is known
+            head = BoxOptions().head(plan.output_tensors, plan.input, 0)
+            complain(
+                f"the output {head.outputs[0]!r} may be a detector's: --output boxes:{head.family} reads it as boxes "
+                "(docs/how-to/detect.md)"
+            )
 
 
 def range_in(size: str | None) -> str | None:

@@ -17,6 +17,7 @@ from serfer.settings import load_settings
 
 _MILLION = 1_000_000
 _WHOLE_MS = 10  # from here on, fractions of a millisecond say nothing
+_SHOWN = 5  # labels
 _MOST_TEXT = 90  # characters of grids and memory sizes
 
 
@@ -97,6 +98,27 @@ def others_line(plan: Plan, given: Sequence[str] = ()) -> str:
     if given:
         return f"{' and '.join(given)} ruled other plans out"
     return _against_split(mine, [other for other in plan.alternatives if other.fits])
+
+
+def described(plan: Plan) -> list[str]:
+    """Return a line on a plan's images, and one on its labels, with the command that gives what is missing."""
+    if plan.preprocess and plan.windows:
+        images = f"an image's pixels become {plan.preprocess.pixels_in_words}"
+    elif plan.preprocess:
+        size = plan.input.height, plan.input.width
+        images = f"an image is {plan.preprocess.in_words(size, plan.sizes.input if plan.sizes else None)}"
+    else:
+        images = (
+            "the plan takes arrays only (serfer run): serfer describe DIR --preprocess FILE says how an image becomes "
+            "its input (docs/how-to/preprocess.md)"
+        )
+    lines = [images]
+    names = plain(", ".join(plan.labels[:_SHOWN]))
+    if plan.labels:
+        lines.append(f"{len(plan.labels):,} labels: {names}{', ...' if len(plan.labels) > _SHOWN else ''}")
+    elif plan.classifies:
+        lines.append("no labels: classes are numbers; serfer describe DIR --labels FILE names them")
+    return lines
 
 
 def next_line(directory: Path) -> str:

@@ -2,8 +2,8 @@
 
 Understood are the common and the combined log format (nginx, Apache, with or without a virtual host before them), the
 logs of AWS's load balancers (application and classic ones) and of CloudFront (standard, with tabs), and CSV files with
-a row for each request. Of a line only its time counts, and its URL where a prefix is asked for. Times may have any
-zone, each line its own, and lines any order: servers write a request when it is answered. Lines that are not of the
+a row for each request. Of a line its time counts, and the path of its URL: health checks are no queries. Times may have
+any zone, each line its own, and lines any order: servers write a request when it is answered. Lines that are not of the
 file's format are counted and left out, as logs are cut off, and servers write what clients sent.
 """
 
@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from functools import lru_cache, partial
 from itertools import islice
@@ -38,6 +40,10 @@ _CREATED: Final = re.compile(rb'" (?:-|-?\d+) (\d{4}-\d\d-\d\dT\d\d:\d\d):(\d\d)
 _CLOUDFRONT: Final = re.compile(rb"(\d{4}-\d\d-\d\d)\t(\d\d:\d\d):(\d\d)\t")
 _URL_PATH: Final = re.compile(rb"""(?:"[A-Z]{1,20} |[\t,;]"?)(?:[a-z]{1,10}://[^/\s",;]*)?(/[^\s",;?]*)""")
 """The path of the URL in a request as "GET /a HTTP/1.1", in a field of CloudFront's, or in a cell of a CSV file."""
+_METHOD: Final = re.compile(rb"""["\t,;](?:HEAD|OPTIONS)["\t,; ]""")
+_CHECKS: Final = re.compile(rb"/(?:health|healthz|livez|readyz|metrics|ping|favicon\.ico|v2/health/\w+)/?")
+_MOST_PATHS: Final = 10_000  # that are counted by name
+_SHOWN_PATHS: Final = 3
 _OF_METRICS: Final = ("full label", "label", "period", "statistic")
 """Names of the lines about the metric in CloudWatch's CSV."""
 _SEPARATORS: Final = (",", ";", "\t")
@@ -55,6 +61,8 @@ def is_access_log(head: Sequence[bytes]) -> bool:
 def read_access_log(log: LoadFile, progress: Callable[[str], None], prefix: str | None = None) -> Trace:
     """Count the requests of each second, those whose URL's path begins with `prefix` if it is given.
 
+    Without it health checks and metrics are left out, and so are HEAD and OPTIONS in any case.
+
     The load begins with the first request, on the clock of the world (Unix time), and ends with the last one; its
     remarks say what was left out. Raises InputError for a log without such requests.
     """
@@ -62,7 +70,8 @@ def read_access_log(log: LoadFile, progress: Callable[[str], None], prefix: str 
     names = parse not in _FORMATS  # a CSV file may begin with those of its columns
     counts: dict[int, int] = {}
     step_s = _STEPS_S[0]
-    lines, others, wrong, example = 0, 0, 0, ""
+    lines, wrong, example = 0, 0, ""
+    paths, left_out = Counter[bytes](), Counter[str]()
     for number, line in log.lines():
         if number % _REPORT == 0:
             progress(f"reading {log.path.name}: {number:,} lines")
@@ -75,21 +84,44 @@ def read_access_log(log: LoadFile, progress: Callable[[str], None], prefix: str 
                 wrong += 1
                 example = example or f"line {number}, {line[:_SHOWN].decode('utf-8', 'replace')!r}"
             continue
-        if start is not None and not _path_of(line).startswith(start):
-            others += 1
+        path = _path_of(line)
+        if kind := _not_queries(line, path, start):
+            left_out[kind] += 1
             continue
+        if path in paths or len(paths) < _MOST_PATHS:
+            paths[path] += 1
         key = second // step_s
         counts[key] = counts.get(key, 0) + 1
         if len(counts) > MAX_COUNTS:
             step_s, counts = _coarser(log.path, step_s, counts)
     if not counts:
-        raise InputError(
-            f"{log.path} has {others:,} requests, none to a path that begins with {prefix!r}: give another --path"
-        )
+        only = "all of them health checks" if prefix is None else f"none to a path that begins with {prefix!r}"
+        raise InputError(f"{log.path} has {left_out.total():,} requests, {only}: give another --path")
     steps = np.array(sorted(counts), dtype=np.int64)
     trace = of_counts(log.path.stem, steps, np.array([counts[step] for step in steps.tolist()]), step_s)
     left = f"{wrong:,} of {lines:,} lines are not of its format and were left out; the first is {example}"
-    return trace.remarked(left if wrong else "", f"{others:,} requests to other paths were left out" if others else "")
+    remarks = (f"{count:,} {kind} were left out" for kind, count in left_out.items())
+    return replace(trace, paths=_in_words(paths)).remarked(left if wrong else "", *remarks)
+
+
+def _not_queries(line: bytes, path: bytes, start: bytes | None) -> str:
+    """Return what a request is that is no query, in words; empty for a query."""
+    if start is not None and not path.startswith(start):
+        return "requests to other paths"
+    checks = _METHOD.search(line) or (start is None and _CHECKS.fullmatch(path))
+    return "health checks, HEAD and OPTIONS" if checks else ""
+
+
+def _in_words(paths: Counter[bytes]) -> str:
+    """Name the commonest paths, each with its share of the requests; empty for a file without URLs."""
+    total, more = sum(paths.values()), len(paths) - _SHOWN_PATHS
+    commonest = (
+        f"{path[:_SHOWN].decode('utf-8', 'replace')} ({count / total:.0%})"
+        for path, count in paths.most_common(_SHOWN_PATHS)
+        if path
+    )
+    words = ", ".join(commonest)
+    return f"{words} and {more:,} other paths" if words and more > 0 else words
 
 
 def _coarser(path: Path, step_s: int, counts: dict[int, int]) -> tuple[int, dict[int, int]]:

@@ -31,7 +31,7 @@ class Trace:
     """A load: `rates` queries a second, held for `durations_s` seconds, row by row; arrays (rows,), never empty.
 
     `begin_s` is the time of its first row on the clock of the file: what is given as a time of the load refers to it.
-    `remarks` say what of its file was left out.
+    `remarks` say what of its file was left out, `paths` which URLs were counted, where there are any.
     """
 
     name: str
@@ -39,6 +39,7 @@ class Trace:
     rates: Floats
     begin_s: float = 0.0
     remarks: tuple[str, ...] = ()
+    paths: str = ""
 
     @classmethod
     def steady(cls, name: str, seconds: float, rate: float) -> Trace:

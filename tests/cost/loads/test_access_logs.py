@@ -1,6 +1,7 @@
 """Access logs as loads: every request counts, in the second of its own clock."""
 
 import gzip
+import re
 from collections import Counter
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
@@ -173,6 +174,20 @@ def test_a_prefix_chooses_requests_by_the_path_of_their_url(tmp_path, kind):
     assert load.remarks == ("1 requests to other paths were left out",)
     with pytest.raises(InputError, match=r"access.log has 3 requests, none to a path that begins with '/v2'"):
         read_load(written(tmp_path, *entries), silent, "/v2")
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_health_checks_are_no_queries_unless_their_path_is_asked_for(tmp_path, kind):
+    paths = ("/healthz", "/v2/health/ready", "/metrics", "/v1/classify", "/healthzone")
+    lines = [entry(NOON + second, text=kind.replace("/v1/classify", path)) for second, path in enumerate(paths)]
+    if "iso" not in kind:  # which has no method
+        lines += [entry(NOON + 9, text=re.sub("POST|GET", method, kind)) for method in ("HEAD", "OPTIONS")]
+    load = read(written(tmp_path, *lines))
+    assert counted(load) == {NOON + 3: 1, NOON + 4: 1}
+    assert load.paths == "/v1/classify (50%), /healthzone (50%)"
+    assert counted(read_load(written(tmp_path, *lines), silent, "/healthz")) == {NOON: 1, NOON + 4: 1}
+    with pytest.raises(InputError):
+        read(written(tmp_path, *lines[:3]))
 
 
 def test_a_prefix_wants_a_log_with_urls(tmp_path):

@@ -87,12 +87,13 @@ def test_the_paper_s_table_3_from_its_table_2(rate, slo_ms, instances, usd):
     assert sum(each.usd_per_s * plan.changes.get(each.name, 0) for each in TABLE_2) == usd
 
 
-def small(seed):
+def small(seed, usd_unit):
     """Return few variants, options and an observation with little room."""
     chance = random.Random(seed)  # noqa: S311 - examples, no secret
     variants = []
     for at in range(chance.randint(1, 3)):
         usd, qps, latency_ms, load_s = map(chance.choice, (range(1, 10), range(1, 10), (10.0, 100.0), range(10)))
+        usd *= usd_unit
         variants.append(InstanceCosts(f"v{at}", "n", usd, qps, latency_ms, load_s, {"cores": chance.randint(0, 2)}))
     running = {each.name: chance.randint(0, 2) for each in variants}
     options = ScalingOptions(chance.choice([1.0, 1.05]), chance.choice([0.0, 0.1, 1.0]))
@@ -121,9 +122,10 @@ def is_possible(variants, options, seen, changes):
     )
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_the_programme_finds_the_least_cost_of_all_actions(seed):
-    variants, options, seen = small(seed)
+@pytest.mark.parametrize("usd_unit", [1.0, 1e-6, 1e-9])  # from a dollar a second to a few cents a day
+@pytest.mark.parametrize("seed", range(40))
+def test_the_programme_finds_the_least_cost_of_all_actions(seed, usd_unit):
+    variants, options, seen = small(seed, usd_unit)
     plan = IntegerProgram(variants, options).observe(seen)
     least = cheapest(variants, options, seen)
     if least is None:
@@ -133,7 +135,7 @@ def test_the_programme_finds_the_least_cost_of_all_actions(seed):
     assert plan.short_qps == 0
     assert is_possible(variants, options, seen, plan.changes)
     cost = sum(action_cost(each, plan.changes.get(each.name, 0), options) for each in variants)
-    assert cost == pytest.approx(least)
+    assert cost == pytest.approx(least, rel=1e-6, abs=0.0)
 
 
 def test_where_there_is_no_room_for_the_load_as_much_as_fits_is_loaded():

@@ -225,7 +225,7 @@ def _network_parts(model: Any) -> tuple[str, dict[str, Any]]:  # noqa: ANN401 - 
         return of_name(NamedModel.of(model))
     if isinstance(model, Path | str) and (is_network_file(model) or Path(model).is_file()):
         return of_file(Path(model))
-    from serfer.splitter.network.module_digest import module_digest  # noqa: PLC0415 - only modules need it
+    from serfer.module_digest import module_digest  # noqa: PLC0415 - only modules need it
 
     if not isinstance(model, Path | str):
         return type(model).__name__.lower(), {"module": module_digest(model), "training": model.training}

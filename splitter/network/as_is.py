@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, TensorProto, helper, numpy_helper
+from onnx import AttributeProto, TensorProto, helper, numpy_helper, shape_inference
 
 from serfer.core.errors import ModelError
 from serfer.core.plan import AS_IS
@@ -155,10 +155,12 @@ def as_is_nodes(
     given: Sequence[GivenTensor],
     results: Sequence[Result],
     reasons: Sequence[Reason] = (),
+    *,
+    one_size: bool = True,
 ) -> AsIsNodes:
     """Return operators of a model as a part of a graph that reads `given` and computes `results`, in float32.
 
-    It also computes the sizes of those whose size depends on the image.
+    It also computes the sizes of those whose size depends on the image. Without `one_size`, images have many.
     """
     opset = opset_of(model.proto)
     needed = {name for node in nodes for name in names_read(node)}
@@ -170,7 +172,7 @@ def as_is_nodes(
             f"what cannot be split has {size:,} bytes of weights, more than the {MOST_BYTES:,} that one task can have: "
             f"{reasons[0] if reasons else 'the whole network runs as it is'}"
         )
-    glue = _Glue(opset)
+    glue = _Glue(opset, _inferred(model.proto) if one_size else {})
     inner = [_inside(node) for node in nodes]
     computed = {result.name: result.dims for result in results}
     computed |= {result.size_name: () for result in results if result.varying}
@@ -244,6 +246,12 @@ def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
             yield from all_nodes(graph.node)
 
 
+def _inferred(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
+    """Return the shapes that ONNX infers of a model's outputs, with 0 for a size that it does not."""
+    outputs = shape_inference.infer_shapes(model, data_prop=True).graph.output
+    return {value.name: tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim) for value in outputs}
+
+
 def _inside(node: onnx.NodeProto) -> onnx.NodeProto:
     """Return an operator with names of the body, those of the graphs inside it as well."""
     copy = onnx.NodeProto()
@@ -268,8 +276,9 @@ def _inside_tensor(tensor: TensorProto) -> TensorProto:
 class _Glue:
     """Writes what leads from the tensors of one image to those of a batch of one, and back."""
 
-    def __init__(self, opset: int) -> None:
+    def __init__(self, opset: int, inferred: Mapping[str, tuple[int, ...]]) -> None:
         self._as_input = opset >= _AXES_AS_INPUT
+        self._inferred = inferred
         self.axes = numpy_helper.from_array(np.array([0]), "axes")
         self.constants: list[TensorProto] = []
 
@@ -282,7 +291,15 @@ class _Glue:
 
     def leave(self, result: Result) -> Iterator[onnx.NodeProto]:
         source, target = _INSIDE + result.name, f"{result.name}.result"
-        if result.leading:
+        made = (1, *result.dims) if result.leading else result.dims
+        inferred = self._inferred.get(result.name, made)
+        if len(inferred) == len(made) and all(inferred) and inferred != made and not result.varying:
+            # Of a Resize or a pool ONNX may infer another size than ONNX Runtime makes, which has no memory for that.
+            yield helper.make_node(
+                "Reshape", [source, self._constant(f"{source}.dims", result.dims)], [f"{source}.image"]
+            )
+            source = f"{source}.image"
+        elif result.leading:
             yield self._step("Squeeze", source, f"{source}.image")
             source = f"{source}.image"
         if result.varying:

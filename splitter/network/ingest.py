@@ -35,7 +35,7 @@ from serfer.splitter.network.onnx_models import run_once
 from serfer.splitter.network.outputs import MOST_OUTPUTS, default_names, numpy_type
 from serfer.splitter.network.reductions import reduced
 from serfer.splitter.network.size_hints import instead_of
-from serfer.splitter.network.sliding_window import floor_pads, pool_scale
+from serfer.splitter.network.sliding_window import explicit_pads, floor_pads, pool_scale
 from serfer.splitter.network.transpose_sinking import with_batch_first
 from serfer.splitter.network.unsupported import (
     SIZES,
@@ -88,7 +88,7 @@ def plain_network(
     with_local_unpooling(light.proto)
     try:
         moved = with_moved_scales(light.proto, exported=bool(names))
-        wide = widened(_simplified(_without_late_windows(light)))
+        wide = widened(_simplified(_with_own_windows(light)))
         light = _folded(wide.model)
         _check_size(whole, light, height, width)
         check_kinds(light.proto)
@@ -121,7 +121,7 @@ def prepared(model: ExternalWeightsModel, height: int, width: int) -> ExternalWe
     """Return a model at an input of height x width with functions written out and constants folded."""
     light = with_static_input(model, height, width)
     with_plain_group_norms(light.proto)
-    return _folded(_simplified(_without_late_windows(light)))
+    return _folded(_simplified(_with_own_windows(light)))
 
 
 def _check_size(given: ExternalWeightsModel, read: ExternalWeightsModel, height: int, width: int) -> None:
@@ -269,18 +269,24 @@ def _computed(model: ExternalWeightsModel, nodes: list[onnx.NodeProto], names: l
     return dict(zip(names, run_once(part, given, names), strict=True))
 
 
-def _without_late_windows(light: ExternalWeightsModel) -> ExternalWeightsModel:
+def _with_own_windows(light: ExternalWeightsModel) -> ExternalWeightsModel:
     """Write pools in floor mode where ceil mode adds a window that would start past the map.
 
-    ONNX leaves such a window out, and so do runtimes; ONNX's shape inference counts it.
+    ONNX leaves such a window out, and so do runtimes; ONNX's shape inference counts it. Pools that are dilated get the
+    padding that ONNX Runtime gives them.
     """
     model = light.proto
-    rounded_up = [node for node in model.graph.node if _attributes(node).get("ceil_mode")]
-    for node in rounded_up:  # in order: each may change the size of the maps after it
+    own = [node for node in model.graph.node if _attributes(node).get("ceil_mode") or _ignores_dilations(node)]
+    for node in own:  # in order: each may change the size of the maps after it
         inferred = shape_inference.infer_shapes(model, data_prop=True)
         values = (*inferred.graph.value_info, *inferred.graph.input, *inferred.graph.output)
         shapes = {value.name: _static_shape(value) for value in values}
         sizes = [shapes.get(name, ())[2:] for name in (node.input[0], node.output[0])]
+        if all(sizes) and _ignores_dilations(node):
+            plain = {**_attributes(node), "dilations": [1, 1]}
+            node.attribute.append(helper.make_attribute("pads", explicit_pads(plain, sizes[0])))
+            node.attribute.remove(next(item for item in node.attribute if item.name == "auto_pad"))
+            continue
         pads = floor_pads(_attributes(node), *sizes) if all(sizes) else None
         if pads is None:
             continue
@@ -290,6 +296,13 @@ def _without_late_windows(light: ExternalWeightsModel) -> ExternalWeightsModel:
         del node.attribute[:]
         node.attribute.extend([*kept, helper.make_attribute("pads", pads)])
     return light
+
+
+def _ignores_dilations(node: onnx.NodeProto) -> bool:
+    """Return whether ONNX Runtime pads a pool by `auto_pad` as if it were not dilated, and ONNX as it is."""
+    attributes = _attributes(node)
+    dilated = node.op_type in ("AveragePool", "LpPool", "MaxPool") and max(attributes.get("dilations") or [1]) > 1
+    return dilated and bytes(attributes.get("auto_pad", b"")).startswith(b"SAME")
 
 
 def _count_apart(model: onnx.ModelProto, node: onnx.NodeProto, sizes: list[tuple[int, ...]]) -> None:

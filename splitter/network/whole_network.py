@@ -65,6 +65,7 @@ def whole_network(
         [GivenTensor(image.name, shape[1:], inside=tensor.elem_type)],
         results,
         reasons,
+        one_size=sizes is None,
     )
     forms = sizes(results) if sizes else None
     graph = replace(_graph(light, opened(part, forms) if forms else part, image.name, shape), sizes=forms)

@@ -9,9 +9,9 @@ import pytest
 import serfer as package
 from serfer.core.errors import ModelError, UsageError
 from serfer.mapping.map_network import MapNetwork, kept_map_plan
+from serfer.module_digest import module_digest
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings
-from serfer.splitter.network.module_digest import module_digest
 from tests.mapping.plans import PREPROCESS, assert_equal, expected, network
 from tests.raster.files import pixels, write, write_scans
 from tests.support.onnx_graph import Graph

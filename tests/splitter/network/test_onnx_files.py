@@ -8,9 +8,11 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.lib.stride_tricks import sliding_window_view
 from onnx import AttributeProto, helper, numpy_helper
 
 import serfer
+from serfer.pipeline.reference import unsplit
 from serfer.splitter.network.onnx_models import session_of
 from serfer.splitter.network.source import load
 from serfer.splitter.plan_dir.emit import in_one_piece, input_name
@@ -123,6 +125,47 @@ def test_file_that_onnx_runtime_runs_is_taken_by_all_commands(make, tmp_path):
     assert len(serfer.split(path, image, tmp_path / "plan", grids=(2, 2)).stages[0].tiles) == 4
     serfer.whole_plan(path, image, tmp_path / "whole")
     serfer.map_plan(path, [SIZE], tmp_path / "map", window=16)
+
+
+OTHER_SIZES = {
+    "rounded up": ("Resize", ["", np.array([1, 1, 1.3, 1.3], np.float32)], {"mode": "linear"}),
+    "rounded up, nearest": ("Resize", ["", np.array([1, 1, 1.15, 1.3], np.float32)], {"mode": "nearest"}),
+    **{
+        f"dilated {kind}": (kind, [], {"kernel_shape": [3, 2], "dilations": [2, 3], "auto_pad": "SAME_LOWER"})
+        for kind in ("AveragePool", "LpPool", "MaxPool")
+    },
+}
+"""What ONNX Runtime makes another size of than ONNX infers: kind, constants and attributes."""
+
+
+@pytest.mark.exact
+@pytest.mark.parametrize(("kind", "constants", "attributes"), OTHER_SIZES.values(), ids=OTHER_SIZES)
+def test_size_that_onnx_infers_otherwise_is_onnx_runtimes(kind, constants, attributes, tmp_path):
+    net = Net(3, 24, 20)
+    path = net.save(tmp_path, net.op(kind, net.conv("x", 3, 4, 3), *constants, **attributes), dims=MAP)
+    source, example = load(path, None)
+    for plan in (
+        serfer.split(path, out=tmp_path / "plan", grids=(2, 2)),
+        serfer.whole_plan(path, out=tmp_path / "whole"),
+    ):
+        assert plan.output.of(plan.output.whole, 1) == source.run(example).shape
+
+
+@pytest.mark.exact
+def test_zeros_around_negative_values_are_a_maximum_at_the_edge(tmp_path):
+    """ONNX Runtime below 1.32 merges the Pad into the MaxPool, whose own padding is never the largest value."""
+    net = Net(3, 24, 20)
+    x = net.op("Pad", net.op("Neg", net.op("Abs", "x")), np.array([0, 0, 1, 1] * 2))
+    path = net.save(tmp_path, net.op("MaxPool", x, kernel_shape=[3, 3], strides=[1, 1]), dims=("N", 3, "H", "W"))
+    image = net.batch_of(1)
+    padded = np.pad(-np.abs(image), [(0, 0), (0, 0), (1, 1), (1, 1)])
+    expected = sliding_window_view(padded, (3, 3), (2, 3)).max((-2, -1))
+    for make in (serfer.split, serfer.whole_plan):
+        folder = tmp_path / make.__name__
+        whole = unsplit(make(path, image, folder), folder)
+        with serfer.open(folder, workers="inprocess") as pipeline:
+            for answer in (pipeline.run(image), whole(image), load(path, image)[0].run(image)):
+                np.testing.assert_array_equal(answer, expected)
 
 
 @pytest.mark.exact

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.core.costs.sessions import run_within
+from serfer.core.costs.sessions import keep_padding, run_within
 from serfer.core.errors import InputError, ModelError, UnavailableError, UsageError
 from serfer.core.plan import Plan
 from serfer.core.variants import CUDA, PRECISIONS, instruction_sets_in
@@ -181,6 +181,7 @@ def _session(model: str | bytes, device: str, hardware: Hardware) -> Any:  # noq
     options = ort.SessionOptions()
     options.intra_op_num_threads = hardware.threads or processors()
     options.inter_op_num_threads = 1
+    keep_padding(options)
     if not hardware.spin:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if device == "cuda":

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from serfer.core.costs.sessions import keep_padding
 from serfer.core.errors import PlanError
 from serfer.core.plan import Plan
 from serfer.core.plan.answers import Answer, as_answer, shaped
@@ -39,6 +40,7 @@ def _runner(plan: Plan, path: Path) -> Run:
         raise PlanError(f"{path} is missing: comparing needs the whole plan directory")
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
+    keep_padding(options)
     session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
     def run(batch: NDArray[Any]) -> Answer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ WORKER_MB = 120
 """What a worker takes of its memory before it has any weights: interpreter, numpy, ONNX Runtime. Measured."""
 LONGEST_RUN_S: Final = 60.0
 """Seconds that a run may take where nothing else ends it: as long as an invocation of a function may."""
+_PADS_RIGHTLY = (1, 32)
 _LOOKS = 8  # at a run, in the time that it may take
 MAP_SESSIONS = 2
 """Sessions that a function of a map plan has memory for: the kind of most windows, and one at an edge of the image."""
@@ -49,6 +51,14 @@ def set_threads(options: Any, threads: int) -> None:  # noqa: ANN401 - an onnxru
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    keep_padding(options)
+
+
+def keep_padding(options: Any) -> None:  # noqa: ANN401 - as above
+    """Keep ONNX Runtime below 1.32 from merging a Pad of zeros into a MaxPool, where negative values lose it."""
+    version = sys.modules["onnxruntime"].__version__  # whose options these are
+    if tuple(map(int, version.split(".")[:2])) < _PADS_RIGHTLY:
+        options.add_session_config_entry("optimization.disable_specified_optimizers", "Pad_Fusion")
 
 
 def share_arena(runtime: ModuleType, options: Any) -> None:  # noqa: ANN401 - as above

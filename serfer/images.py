@@ -180,7 +180,7 @@ def _told(data: bytes, name: str, limits: ImageLimits) -> Iterator[None]:
     if not data:
         raise ImageError(f"{name} is empty")
     if len(data) > limits.max_bytes:
-        raise ImageTooLargeError(f"{name} is larger than {limits.max_bytes:,} bytes")
+        raise ImageTooLargeError(f"{name} is larger than {limits.max_bytes:,} bytes ({limits.bytes_setting})")
     silence_libtiff()
     try:
         with warnings.catch_warnings():
@@ -194,8 +194,10 @@ def _told(data: bytes, name: str, limits: ImageLimits) -> Iterator[None]:
         known = f"an image of a known format ({', '.join(FORMATS)})"
         raise ImageError(f"{name} is not {known}, or its beginning is broken") from None
     except Image.DecompressionBombError:
-        most = min(limits.max_pixels, _PILLOWS_MOST_PIXELS)
-        raise ImageTooLargeError(f"{name} has too many pixels: at most {most:,} are accepted") from None
+        most = f"{limits.max_pixels:,} are accepted ({limits.pixels_setting})"
+        if limits.max_pixels > _PILLOWS_MOST_PIXELS:
+            most = f"{_PILLOWS_MOST_PIXELS:,} are accepted"
+        raise ImageTooLargeError(f"{name} has too many pixels: at most {most}") from None
     except MemoryError:
         raise ImageTooLargeError(f"{name} takes more memory to decode than there is: send a smaller picture") from None
     except Exception as error:  # Pillow raises many classes for malformed files: AttributeError, struct.error, ...
@@ -213,7 +215,8 @@ def _check_pixels(size: tuple[int, int], name: str, limits: ImageLimits) -> None
     width, height = size
     if width * height > limits.max_pixels:
         raise ImageTooLargeError(
-            f"{name} has {width} x {height} pixels, more than the {limits.max_pixels:,} that are accepted"
+            f"{name} has {width} x {height} pixels, more than the {limits.max_pixels:,} that are accepted "
+            f"({limits.pixels_setting})"
         )
 
 

@@ -307,8 +307,13 @@ class Settings(BaseSettings):
         return Access(key_id, secret) if key_id else None
 
     def image_limits(self) -> ImageLimits:
-        """Return what an image may be."""
-        return ImageLimits(self.max_image_bytes, self.max_image_pixels)
+        """Return what an image may be; a service's limits are its settings too, where they are the lower ones."""
+        most, pixels = self.max_image_bytes, self.max_image_pixels
+        names = (
+            "SERFER_MAX_IMAGE_BYTES" if most != self.api_max_body_bytes else "SERFER_API_MAX_BODY_BYTES",
+            "SERFER_MAX_IMAGE_PIXELS" if pixels != self.api_max_pixels else "SERFER_API_MAX_PIXELS",
+        )
+        return ImageLimits(most, pixels, *names)
 
     def facts(self) -> AwsFacts:
         """Return AWS's prices and quotas, with the user's own where `aws_file` has them."""

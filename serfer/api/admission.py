@@ -286,7 +286,7 @@ class HeldBytes(Share):
             spare = budget.most // _SPARE
             is_small = budget.by_client[client] + size <= spare or budget.held == self.size
             if budget.held + size > (budget.most if is_small else budget.most - spare):
-                why = "the requests that are here hold all the memory that there is for them"
+                why = "the requests that are here hold all the memory that there is for them (SERFER_API_HELD_BYTES)"
                 raise _overloaded(why, _BYTES_AGAIN_S)
         self.size += size
         budget.held += size
@@ -317,7 +317,7 @@ class Admission:
         self.in_flight = in_flight
         self.queries = Places(
             in_flight + queue,
-            "more queries than can be answered in time",
+            "more queries than can be answered in time (SERFER_API_IN_FLIGHT, SERFER_API_QUEUE)",
             at_once=in_flight,
             between_s=lambda: 1 / self.rate if self.rate else _GUESS_S,
             clock=clock,
@@ -326,7 +326,7 @@ class Admission:
         self.parsing = Slots(1, clock)
         self.downloads = Places(
             downloads,
-            "as many downloads run as may at once, of this client or of all",
+            "as many downloads run as may at once, of this client or of all (SERFER_API_DOWNLOADS)",
             share=max(1, downloads // 2),
             clock=clock,
         )

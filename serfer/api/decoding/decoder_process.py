@@ -135,8 +135,8 @@ def _reply(job: Job, data: bytes) -> bytes:
     def count(pixels: int) -> None:
         if pixels > job.pixels_left:
             raise ImageTooLargeError(
-                f"the request's images have more than the {job.request_pixels:,} pixels that are accepted together: "
-                f"send fewer or smaller ones"
+                f"the request's images have more than the {job.request_pixels:,} pixels that are accepted together "
+                "(SERFER_API_MAX_REQUEST_PIXELS): send fewer or smaller ones"
             )
 
     signal.setitimer(signal.ITIMER_PROF, job.processor_s)

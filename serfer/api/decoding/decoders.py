@@ -310,7 +310,7 @@ class Decoders:
         if status == -signal.SIGPROF:
             return ImageTooLargeError(
                 f"{name}: decoding takes more than the {self.limits.request_processor_s:g} s of processor time that a "
-                f"request may take: send fewer or smaller images"
+                f"request may take (SERFER_API_DECODE_CPU_S): send fewer or smaller images"
             )
         _log.warning("an image decoder ended with exit status %s", status)
         return ImageError(f"{name} cannot be decoded: the decoder failed")

@@ -66,7 +66,8 @@ async def read_body(
             ) from None
         raise Problem(
             408,
-            f"the body did not arrive within {limits.body_timeout_s:g} s: send less, or over a faster connection",
+            f"the body did not arrive within {limits.body_timeout_s:g} s (SERFER_API_BODY_TIMEOUT_S): send less, or "
+            "over a faster connection",
             headers={"Connection": "close"},
         ) from None
 
@@ -85,7 +86,9 @@ def _check_headers(headers: Headers, limits: ApiLimits, accepted: Collection[str
 
 
 def _too_large(limits: ApiLimits) -> Problem:
-    return Problem(413, f"the body has more than the {limits.max_body_bytes:,} bytes that are accepted")
+    return Problem(
+        413, f"the body has more than the {limits.max_body_bytes:,} bytes that are accepted (SERFER_API_MAX_BODY_BYTES)"
+    )
 
 
 CODINGS: Final = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}  # RFC 9110: "deflate" is in zlib's format
@@ -120,7 +123,9 @@ def decompress(body: bytes, coding: str, most: int) -> bytes:
     except zlib.error:
         raise Problem(400, f"the body is not {coding}, as Content-Encoding says") from None
     if len(data) > most:
-        raise Problem(413, f"the body has more than the {most:,} bytes that are accepted, unpacked")
+        raise Problem(
+            413, f"the body has more than the {most:,} bytes that are accepted, unpacked (SERFER_API_MAX_BODY_BYTES)"
+        )
     if not stream.eof or stream.unused_data:
         raise Problem(400, f"the body is cut short, or goes on after its {coding} data")
     return data

@@ -370,7 +370,12 @@ def _is_kept(wanted: Sequence[WantedOutput], images: int, signature: Signature, 
         if sum(sizes.values()) <= signature.most_bytes:
             return False
         if result == "inline" or not signature.most_kept_bytes or any(output.classes for output in wanted):
-            raise _too_large("the answer", sizes, f"are sent: {_advice(result, signature)}", signature.most_bytes)
+            raise _too_large(
+                "the answer",
+                sizes,
+                f"are sent (SERFER_API_MAX_ANSWER_BYTES): {_advice(result, signature)}",
+                signature.most_bytes,
+            )
     if not signature.most_kept_bytes:
         raise _unprocessable("this service keeps no results (SERFER_RESULTS): leave the parameter result out")
     if any(output.classes for output in wanted):

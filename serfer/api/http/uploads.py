@@ -116,7 +116,10 @@ def _images_in_form(content_type: str, body: bytes, most: int) -> list[Upload]:
             for event in parser.parse(body):
                 if isinstance(event, MultipartSegment):
                     if len(images) == most:
-                        raise Problem(413, f"the form has more than the {most} parts that a request may have")
+                        raise Problem(
+                            413,
+                            f"the form has more than the {most} parts that a request may have (SERFER_API_MAX_IMAGES)",
+                        )
                     segment, chunks = event, list[bytes]()
                 elif event is not None:
                     chunks.append(bytes(event))
@@ -215,7 +218,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _too_many(limits: ApiLimits) -> Problem:
-    return Problem(413, f"the request has more than the {limits.max_images} images that are accepted")
+    return Problem(
+        413, f"the request has more than the {limits.max_images} images that are accepted (SERFER_API_MAX_IMAGES)"
+    )
 
 
 FORMATS = "JPEG, PNG, GIF, WEBP, BMP and TIFF"

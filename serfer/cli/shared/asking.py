@@ -13,7 +13,6 @@ from serfer.cli.shared.options import print_json
 from serfer.cli.shared.terminal import complain, out
 from serfer.control.throttle import Thresholds
 from serfer.core.errors import ImageError, InputError, SerferError, UsageError
-from serfer.core.plan import ImageLimits
 from serfer.images import check_image, image_files
 from serfer.offline.gate import OfflineGate
 from serfer.settings import Settings, load_settings
@@ -66,7 +65,7 @@ def names_of(images: Sequence[str]) -> list[str]:
 
 def check_some(names: Sequence[str], settings: Settings) -> None:
     """Raise the first image's ImageError where there is no image that can be read."""
-    limits = ImageLimits(settings.max_image_bytes, settings.max_image_pixels)
+    limits = settings.image_limits()
     first: ImageError | None = None
     for name in names:
         try:

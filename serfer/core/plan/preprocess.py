@@ -276,10 +276,12 @@ class Preprocess:
 
 @dataclass(frozen=True)
 class ImageLimits:
-    """Limits of an image: bytes of the file, and pixels that it decodes to."""
+    """Limits of an image: bytes of the file, and pixels that it decodes to; and the settings that raise them."""
 
     max_bytes: int = 64 * 1024 * 1024
     max_pixels: int = 100_000_000
+    bytes_setting: str = "SERFER_MAX_IMAGE_BYTES"
+    pixels_setting: str = "SERFER_MAX_IMAGE_PIXELS"
 
 
 def _pad_placement(place: str, height: int, width: int, rows: int, columns: int) -> Placement:

@@ -71,6 +71,8 @@ class Settings(BaseSettings):
     """Where split zoo models and function packages are kept."""
     aws_file: Path | None = None
     """AWS prices and quotas of your own, in the format of `serfer/core/costs/aws.toml`."""
+    account: str | None = Field(default=None, max_length=20)
+    """The AWS account that is planned for and priced: `new`, `default` or `MB,ENVIRONMENTS` (`account`)."""
     profiles_file: Path | None = None
     """Operator profiles of your own, from `serfer study profile`; otherwise those shipped."""
     max_image_bytes: int = Field(default=64 * 1024 * 1024, gt=0)

@@ -435,7 +435,7 @@ class _Writer:
     def _pool(self, plan: Plan, directory: Path) -> None:
         assert self.profile is not None  # noqa: S101 - the caller has checked
         place = plan_directory(self.build, digest12(plan))
-        scenario = make_scenario(plan, self.options, self.settings.facts(), self.profile)
+        scenario = make_scenario(plan, self.options, self.account.within(self.settings.facts()), self.profile)
         (place / SCENARIO).write_text(scenario, encoding="utf-8")
         shutil.copyfile(directory / plan.unsplit.path, place / plan.unsplit.path)
 

@@ -15,8 +15,9 @@ from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import InputError, UsageError
 from serfer.core.plan import Plan
 from serfer.core.plan.window_plan import priced_query
+from serfer.cost.lines import Line, all_busy
 from serfer.sam.cost.driver_runs import decide
-from serfer.sam.cost.fixed import SECONDS_A_MONTH, Line, fixed_costs
+from serfer.sam.cost.fixed import SECONDS_A_MONTH, fixed_costs
 from serfer.sam.cost.marginal import (
     Deployed,
     Usage,
@@ -28,7 +29,7 @@ from serfer.sam.cost.marginal import (
 )
 from serfer.sam.deployment import load_deployment, load_packaged_cold, load_packaged_plan, load_template
 from serfer.sam.options import TEMPLATE, Options
-from serfer.sam.template.intrinsics import check_parameters, resources
+from serfer.sam.template.intrinsics import ApiLimits, check_parameters, resources
 
 LOADS = (1_000, 100_000, 10_000_000)
 """Queries a month, by default."""
@@ -59,7 +60,10 @@ class Month:
 
 @dataclass(frozen=True)
 class Bill:
-    """The costs of a deployment: an idle month, a warm and a cold query, a burst of `burst` queries, months."""
+    """The costs of a deployment: an idle month, a warm and a cold query, a burst of `burst` queries, months.
+
+    `limits` are those of its API, None for a fleet.
+    """
 
     deployed: Deployed
     idle: tuple[Line, ...]
@@ -67,6 +71,11 @@ class Bill:
     cold: Usage
     burst: int
     months: tuple[Month, ...]
+    limits: ApiLimits | None
+
+    def keys(self, queries: int) -> int:
+        """Return how many API keys may ask so many queries a month."""
+        return math.ceil(queries / self.limits.a_month) if self.limits else 1
 
     @property
     def idle_usd(self) -> float:
@@ -184,9 +193,15 @@ class Bill:
                 "concurrency": self.deployed.facts.functions.concurrency,
             },
             "months": [
-                {"queries": month.queries, "cold_share": month.cold_share, **self._priced(month.lines)}
+                {
+                    "queries": month.queries,
+                    "keys": self.keys(month.queries),
+                    "cold_share": month.cold_share,
+                    **self._priced(month.lines),
+                }
                 for month in self.months
             ],
+            "limits": asdict(self.limits) if self.limits else None,
             "gpu_usd_per_hour": self._gpu_usd,
             "assumed": list(self.assumed),
         }
@@ -234,7 +249,8 @@ def bill(
         if kept:
             idle.append(deployed.line(f"{what}, if not compressed", kept / _GB, "GB", f"services.{price}"))
     months = tuple(_month(deployed, tuple(idle), load, cold_share) for load in loads)
-    return Bill(deployed, tuple(idle), query_usage(deployed), query_usage(deployed, 1.0), burst, months)
+    limits = ApiLimits.of(template, parameters, deployed.options.region)
+    return Bill(deployed, tuple(idle), query_usage(deployed), query_usage(deployed, 1.0), burst, months, limits)
 
 
 def _month(deployed: Deployed, idle: tuple[Line, ...], queries: int, cold_share: float | None) -> Month:
@@ -252,17 +268,6 @@ def _expected(deployed: Deployed, queries: int, cold_share: float | None) -> tup
     warm = query_usage(deployed)
     beyond = all_busy(kept, queries / SECONDS_A_MONTH * warm.seconds)
     return beyond * share, mixed(warm, query_usage(deployed.on_demand, share), beyond)
-
-
-def all_busy(kept: int, load: float) -> float:
-    """Return the share of queries that come while `kept` others are under way, `load` being under way on average.
-
-    Erlang's loss formula, for queries that come at random.
-    """
-    share = 1.0
-    for number in range(1, kept + 1):
-        share = load * share / (number + load * share)
-    return share
 
 
 def _cold_share(deployed: Deployed, queries: int) -> float:

@@ -6,14 +6,15 @@ against the types that are priced here and those that cost nothing by themselves
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.costs.cost_model import HOURS_A_MONTH
 from serfer.core.errors import InputError
 from serfer.core.units import MB_PER_GB
+from serfer.cost.lines import Line, add_up
 from serfer.sam.template.intrinsics import Properties, resources
 from serfer.sam.weights import RESOURCE_TYPE as WEIGHTS
 
@@ -21,36 +22,6 @@ SECONDS_A_MONTH = HOURS_A_MONTH * 3600
 _BYTES_PER_GB = 1e9
 _ZONES = 2  # of an endpoint or a balancer whose subnets are not known
 _ROOT_GB = 8  # of an Amazon Linux image whose disk size was not chosen
-
-
-@dataclass(frozen=True)
-class Line:
-    """One item of a bill: `quantity` of `unit`, and dollars for all of it; `source` is the price's name in aws.toml."""
-
-    item: str
-    quantity: float
-    unit: str
-    usd: float
-    source: str
-
-    @classmethod
-    def priced(cls, facts: AwsFacts, item: str, quantity: float, unit: str, source: str) -> Line:
-        return cls(item, quantity, unit, quantity * facts.price(source), source)
-
-    def times(self, factor: float) -> Line:
-        return replace(self, quantity=factor * self.quantity, usd=factor * self.usd)
-
-
-def add_up(lines: Iterable[Line]) -> list[Line]:
-    """Return the lines, those of one item and price together, where the first of them was."""
-    found: dict[tuple[str, str, str], Line] = {}
-    for line in lines:
-        key = line.item, line.unit, line.source
-        before = found.get(key)
-        found[key] = (
-            replace(line, quantity=before.quantity + line.quantity, usd=before.usd + line.usd) if before else line
-        )
-    return [*found.values()]
 
 
 @dataclass(frozen=True)

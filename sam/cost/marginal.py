@@ -32,12 +32,13 @@ from serfer.core.costs.cost_model import (
 )
 from serfer.core.plan import CACHE, FETCHED, Plan
 from serfer.core.units import FLOAT_BYTES, MB_PER_GB
+from serfer.cost.lines import Line, add_up
 from serfer.drivers.poll import POLLING
 from serfer.drivers.stepfunctions.asl import AT_ONCE
 from serfer.fleet.registry import REQUESTS_PER_S
 from serfer.lambdas.weights import PART_BYTES
 from serfer.pipeline.warm import HOLD_S, environments
-from serfer.sam.cost.fixed import SECONDS_A_MONTH, Line, add_up
+from serfer.sam.cost.fixed import SECONDS_A_MONTH
 from serfer.sam.options import Options
 from serfer.sam.template.intrinsics import resources
 

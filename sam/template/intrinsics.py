@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from serfer.core.errors import UsageError
@@ -100,6 +101,28 @@ def resources(
         given = shared.get(kind.removeprefix("AWS::Serverless::"), {}) if kind.startswith("AWS::Serverless::") else {}
         made[name] = (kind, scope.resolved({**given, **(resource.get("Properties") or {})}))
     return made
+
+
+@dataclass(frozen=True)
+class ApiLimits:
+    """Requests that the API before driver functions takes: at once, a second, and of a key in a month."""
+
+    at_once: int
+    a_second: int
+    a_month: int
+
+    @classmethod
+    def of(
+        cls, template: Mapping[str, Any], parameters: Mapping[str, Any] | None = None, region: str = "us-east-1"
+    ) -> ApiLimits | None:
+        """Return what a template's parameters set; None for a fleet, which has no such API."""
+        if (plan := resources(template, parameters, region).get("ApiPlan")) is None:
+            return None
+        throttle, quota = plan[1]["Throttle"], plan[1]["Quota"]
+        return cls(int(throttle["BurstLimit"]), int(throttle["RateLimit"]), int(quota["Limit"]))
+
+    def __str__(self) -> str:
+        return f"{self.at_once:,} at once, {self.a_second:,} a second, {self.a_month:,} a month a key"
 
 
 def check_parameters(declared: Mapping[str, Any], given: Mapping[str, str]) -> None:

@@ -90,7 +90,13 @@ def make_template(  # noqa: PLR0913 - the parts of a deployment, by name
     queries = [_together(plans[0], cold), *([plan] for plan in beside.get(digest12(plans[0]), ()))]
     room = concurrency if digest12(plans[0]) in driver_runs else _driver_room(queries, concurrency)
     api = f"Api{'Health' if driver_runs else ''}Deployment"
-    variables = {**_variables(options), "burst": room, "api_deployment": api, "api_methods": _API_METHODS[api]}
+    variables = {
+        **_variables(options),
+        "burst": room,
+        "concurrency": f"{concurrency:,}",
+        "api_deployment": api,
+        "api_methods": _API_METHODS[api],
+    }
     weights = fetched(every)
     chosen = _chosen(options, fetches=bool(weights), driver_runs=bool(driver_runs))
     parts = [fragments.load(name, variables) for name in chosen]

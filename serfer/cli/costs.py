@@ -12,16 +12,18 @@ from serfer.cli.shared.load_costs import check_load, plan_directory_of, show_loa
 from serfer.cli.shared.options import print_json
 from serfer.cli.shared.plan_commands import CostCommand
 from serfer.cli.shared.terminal import out
+from serfer.core.costs.account import AccountQuotas
 from serfer.core.costs.cost_model import HOURS_A_MONTH, GangPrice, PlanPrice
 from serfer.core.costs.pricing import Circumstances, Prices, price
 from serfer.core.errors import UsageError
 from serfer.core.plan.window_plan import priced_query
 from serfer.core.units import MS_PER_S
+from serfer.doctor.accounts import priced_for, quotas_for
 from serfer.plan_directory import load_cold_plan, load_plan
 from serfer.settings import load_settings
 
 if TYPE_CHECKING:
-    from serfer.sam.cost.bill import Bill
+    from serfer.sam.cost.bill import Bill, Month
 
 _THOUSAND, _MILLION = 1_000, 1_000_000
 
@@ -43,24 +45,29 @@ def cost(options: CostCommand, _context: typer.Context) -> None:
     if options.has_load:
         show_load_costs(directory, plan, options)
         return
-    given = Circumstances(options.store, options.memory, options.cold_share, options.burst)
-    prices = price(priced_query(plan), load_settings().facts(), given, load_cold_plan(directory, plan))
+    given, settings = Circumstances(options.store, options.memory, options.cold_share, options.burst), load_settings()
+    quotas = quotas_for(settings, options.account)
+    facts = priced_for(quotas, settings.facts())
+    prices = price(priced_query(plan), facts, given, load_cold_plan(directory, plan))
     if options.as_json:
         print_json(prices.as_dict() | prices.months(options.per_month))
     else:
-        _print_prices(prices)
+        _print_prices(prices, quotas)
         print_months(prices, options.per_month)
 
 
 def _cost_of_build(options: CostCommand) -> None:
     from serfer.sam.cost.bill import price_build  # noqa: PLC0415 - the command line starts fast
+    from serfer.sam.deployment import load_deployment  # noqa: PLC0415 - same
 
     pairs = [text.partition("=") for text in options.parameter]
     if (wrong := next((name for name, sign, _ in pairs if not (name and sign)), None)) is not None:
         raise UsageError(f"--parameter is NAME=VALUE, not {wrong!r}")
+    settings = load_settings()
+    quotas = quotas_for(settings, options.account, load_deployment(options.directory).options.region)
     bill = price_build(
         options.directory,
-        load_settings().facts(),
+        priced_for(quotas, settings.facts()),
         burst=options.burst,
         loads=options.per_month or None,
         cold_share=options.cold_share,
@@ -69,10 +76,10 @@ def _cost_of_build(options: CostCommand) -> None:
     if options.as_json:
         print_json(bill.as_dict())
     else:
-        _print_bill(bill)
+        _print_bill(bill, quotas)
 
 
-def _print_prices(prices: Prices) -> None:
+def _print_prices(prices: Prices, quotas: AccountQuotas) -> None:
     plan, burst = prices.plan, prices.burst
     out.print(
         f"[bold]{plain(plan.model)}[/] over {prices.store}, {prices.cold_share:.1%} of the queries cold, predicted"
@@ -97,10 +104,8 @@ def _print_prices(prices: Prices) -> None:
     out.print(f"a query that finds every environment cold: {_query_price(prices.cold)}")
     print_starts(prices)
     out.print(f"a burst of {burst.queries:,}: ${burst.usd:.4f}, or ${prices.cold_burst_usd:.4f} if all of it is cold")
-    out.print(
-        f"   at once it would keep {burst.environments:,} environments busy; with the {burst.concurrency:,} that an "
-        f"account has it takes {burst.least_seconds:.1f} s or more"
-    )
+    least = f"takes {burst.least_seconds:.1f} s or more"
+    out.print(plain(f"   at once it would keep {burst.environments:,} environments busy; in {quotas} it {least}"))
     idle = f"an idle month ({HOURS_A_MONTH} h): ${prices.standing_usd:.2f} for {prices.store}, nothing for functions"
     out.print(f"{idle}; {deployed_store(plan, prices.store)}")
     if prices.store != plan.store:
@@ -111,7 +116,7 @@ def _query_price(price: PlanPrice) -> str:
     return f"{quantiles(price.latency)}, ${price.usd:.8f}"
 
 
-def _print_bill(bill: Bill) -> None:
+def _print_bill(bill: Bill, quotas: AccountQuotas) -> None:
     plan, options = bill.deployed.plan, bill.deployed.options
     snapshots = ", SnapStart" if options.snapstart else ""
     out.print(
@@ -129,11 +134,12 @@ def _print_bill(bill: Bill) -> None:
         )
     out.print(
         f"a burst of {bill.burst:,}: ${bill.burst * bill.warm.usd:,.4f} warm, ${bill.burst * bill.cold.usd:,.4f} "
-        f"cold; at once it would keep {bill.environments:,} workers busy, an account has "
-        f"{bill.deployed.facts.functions.concurrency:,}"
+        f"cold; at once it would keep {bill.environments:,} workers busy in {plain(str(quotas))}"
     )
+    if bill.limits:
+        out.print(f"the API takes {bill.limits}, and refuses more: --parameter has other limits")
     months = (
-        (f"{month.queries:,}", f"{month.cold_share:.0%}", *_usd(bill.idle_usd, month.usd - bill.idle_usd, month.usd))
+        (f"{month.queries:,}{_keys(bill, month)}", f"{month.cold_share:.0%}", *_month_usd(bill, month))
         for month in bill.months
     )
     print_table(["queries a month", "cold", "stands", "is used", "total"], months)
@@ -141,8 +147,12 @@ def _print_bill(bill: Bill) -> None:
         out.print(plain(line))
 
 
-def _usd(*figures: float) -> list[str]:
-    return [f"${usd:,.2f}" for usd in figures]
+def _keys(bill: Bill, month: Month) -> str:
+    return f" ({count:,} keys)" if (count := bill.keys(month.queries)) > 1 else ""
+
+
+def _month_usd(bill: Bill, month: Month) -> list[str]:
+    return [f"${usd:,.2f}" for usd in (bill.idle_usd, month.usd - bill.idle_usd, month.usd)]
 
 
 def _print_queries(bill: Bill) -> None:

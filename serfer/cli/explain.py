@@ -33,6 +33,7 @@ from serfer.core.inline_outputs import PAYLOAD_SHARE
 from serfer.core.plan import CONTAINER, Plan, Stage, explained
 from serfer.core.plan.window_plan import check_whole_images, priced_query
 from serfer.core.units import MS_PER_S
+from serfer.doctor.accounts import priced_for, quotas_for
 from serfer.plan_directory import load_cold_plan, load_plan
 from serfer.settings import load_settings
 
@@ -50,7 +51,9 @@ def explain(options: ExplainCommand, _context: typer.Context) -> None:
         print_plan_json(plan, options.per_month)
     else:
         given = Circumstances(burst=options.burst)
-        prices = price(priced_query(plan), load_settings().facts(), given, load_cold_plan(directory, plan))
+        settings = load_settings()
+        facts = priced_for(quotas_for(settings, None), settings.facts())
+        prices = price(priced_query(plan), facts, given, load_cold_plan(directory, plan))
         _print_plan(plan, prices, options.per_month)
     if options.operators:
         _print_operators(plan)
@@ -289,7 +292,7 @@ def _print_cold_choice(cold: Plan, choice: ColdChoice, queries: int) -> None:
         if burst.refused:
             out.print(
                 f"refused on {name}: {burst.queries:,} cold queries at once need {burst.environments:,} environments, "
-                f"an account has {burst.concurrency:,} (lambda.concurrency), enough for {burst.most_queries:,} queries"
+                f"the account has {burst.concurrency:,} (SERFER_ACCOUNT), enough for {burst.most_queries:,} queries"
             )
 
 

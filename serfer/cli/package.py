@@ -24,10 +24,11 @@ from serfer.sam.build.package import deployed_cold
 from serfer.sam.build.package import package as write
 from serfer.sam.cost.driver_runs import decide
 from serfer.sam.cost.scenario import read_profile
-from serfer.sam.deployment import COLD_FUNCTIONS, Deployment, load_deployment
+from serfer.sam.deployment import COLD_FUNCTIONS, Deployment, load_deployment, load_template
 from serfer.sam.options import GpuPool, Options, Pings, Serves, default_name, is_build
 from serfer.sam.quotas import check_deployable, find_sam
 from serfer.sam.samconfig import ENVIRONMENTS, FILE, stack_of
+from serfer.sam.template.intrinsics import ApiLimits
 from serfer.settings import Settings, aws_region, load_settings
 
 _GPUS = 4  # of a pool without gpu_max
@@ -80,6 +81,8 @@ def package(options: PackageCommand, _context: typer.Context) -> None:
     out.print(plain(f"checked for {quotas}"))
     _print_driver(deployment, plan, quotas.within(settings.facts()))
     _print_deployment(deployment, build)
+    if limits := ApiLimits.of(load_template(build), region=chosen.region):
+        out.print(f"the API takes {limits} (ThrottleBurst, ThrottleRate, MonthlyQuota in samconfig.toml)")
     if not deployment.precompiled:
         complain(f"there is no {chosen.runtime} here to compile with: every cold start will compile its modules itself")
 

@@ -1,8 +1,9 @@
-"""What `serfer doctor --aws` has found of accounts' quotas: a file in the cache, for `split` and `package`."""
+"""What `serfer doctor --aws` has found of accounts' quotas: a file in the cache, for `split`, `package` and `cost`."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from serfer.core.costs.account import AccountQuotas
@@ -31,14 +32,19 @@ def remember(cache: Path, region: str, account: str, quotas: AccountQuotas, date
 
 
 def quotas_for(settings: Settings, given: str | None, region: str | None = None) -> AccountQuotas:
-    """Return the quotas to plan for: those of `account`, of SERFER_AWS_FILE, found in the region, or of a new account.
+    """Return the quotas to plan for: by `account` or SERFER_ACCOUNT, SERFER_AWS_FILE, as found in the region, or new.
 
     Raises UsageError for an `account` that says nothing.
     """
     facts = settings.facts()
-    if given is not None:
+    if given := given or settings.account:
         return AccountQuotas.parse(given, facts)
     return AccountQuotas.of_user(facts) or _found(settings, region, facts) or AccountQuotas.new(facts)
+
+
+def priced_for(quotas: AccountQuotas, facts: AwsFacts) -> AwsFacts:
+    """Return the facts with the environments that an account may run at once; any memory can be priced."""
+    return replace(facts, functions=replace(facts.functions, concurrency=quotas.concurrency))
 
 
 def _found(settings: Settings, region: str | None, facts: AwsFacts) -> AccountQuotas | None:

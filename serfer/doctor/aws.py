@@ -256,6 +256,8 @@ def _concurrency(account: Account, build: Build | None) -> Check:
         return Check("concurrency", ok=False, found=f"{capacity}; {reserved:,} would be", remedy=remedy)
     widest = sum(max(stage.grid.tiles for stage in plan.stages) for plan in build.plans)
     each = widest + (build.deployment.options.drivers == "function")
+    if build.deployment.current in build.deployment.driver_runs:
+        each = 1  # the driver itself
     if each > free:
         what = (
             "a query's widest stage takes" if build.cold is None else "a cold query's widest stages of both plans take"

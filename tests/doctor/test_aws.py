@@ -199,6 +199,14 @@ def test_concurrency_has_to_suffice_for_stages_and_drivers(stubs, loaded, choice
     assert (check.ok, found in check.found, remedy in (check.remedy or "")) == (ok, True, True)
 
 
+def test_concurrency_of_a_driver_that_runs_the_plan_is_its_own(stubs, tmp_path):
+    place = build(tmp_path / "b")
+    loaded = Build.load(place)
+    loaded = replace(loaded, deployment=replace(loaded.deployment, driver_runs={loaded.deployment.current: 1769}))
+    stubs.answers("lambda", "get_account_settings", settings_of(400, 400))
+    assert "400 queries run at once" in doctor_aws._concurrency(stubs.account, loaded).found
+
+
 def test_parameter_overrides_of_samconfig_are_respected(stubs, tmp_path):
     place = build(tmp_path / "own")
     config = place / SAMCONFIG

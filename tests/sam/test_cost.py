@@ -11,8 +11,9 @@ from serfer.core.costs.cost_model import plan_load, price_plan
 from serfer.core.errors import InputError, UsageError
 from serfer.core.geometry import Grid
 from serfer.core.plan import Gang, sealed
+from serfer.cost.lines import all_busy
 from serfer.drivers.stepfunctions.asl import compile_plan, local_functions
-from serfer.sam.cost.bill import all_busy, bill, deployed, price_build
+from serfer.sam.cost.bill import bill, deployed, price_build
 from serfer.sam.cost.marginal import Deployed, query_usage, transitions
 from serfer.sam.options import Pings
 from serfer.sam.template.template import make_template
@@ -161,6 +162,29 @@ def test_the_command_prices_a_build(tmp_path):
         sum(one["cost_usd"] for one in document["idle_month"]["lines"])
     )
     assert price_build(place, FACTS, burst=7).as_dict()["burst"]["queries"] == 7
+
+
+def test_account_and_limits_are_those_that_the_deployment_has(tmp_path, monkeypatch):
+    monkeypatch.setenv("SERFER_CACHE_DIR", str(tmp_path / "cache"))
+    place = build(tmp_path / "b")
+    plan = place / "driver" / "plans" / small_plan().digest[:12]
+
+    def priced(*words):
+        done = CliRunner().invoke(app, ["cost", *map(str, words), "--json"])
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
+    assert [priced(each)["burst"]["concurrency"] for each in (place, plan)] == [10, 10]
+    text = " ".join(CliRunner().invoke(app, ["cost", str(place)]).output.split())
+    assert "10 environments at once (assumed" in text
+    assert "333 at once, 100 a second, 100,000 a month a key" in text
+    assert "10,000,000 (100 keys)" in text
+    own = priced(place, "--parameter", "MonthlyQuota=3000000", "--set", "account=3008,50")
+    assert [month["keys"] for month in own["months"]] == [1, 1, 4]
+    assert (own["burst"]["concurrency"], own["limits"]["a_month"]) == (50, 3_000_000)
+    monkeypatch.setenv("SERFER_ACCOUNT", "default")
+    assert [priced(each)["burst"]["concurrency"] for each in (place, plan)] == [1000, 1000]
+    assert price_build(build(tmp_path / "f", drivers="fleet"), FACTS, burst=1).limits is None
 
 
 def test_options_of_the_other_kind_of_directory_are_refused(tmp_path):

@@ -378,10 +378,14 @@ def test_the_command_deploys_the_store_that_the_plan_was_made_for_and_says_for_w
     store, said = packaged("build")
     assert (store, f"store {own}" in said) == (own, True)
     assert "checked for a new AWS account of 3,008 MB a function and 10 environments at once" in said
-    burst = Build.load(tmp_path / "build").template["Parameters"]["ThrottleBurst"]["Default"]
+    burst = Build.load(tmp_path / "build").template["Parameters"]["ThrottleBurst"]
+    assert burst["Default"] <= 10
+    assert f"{burst['Default']} are what an account of 10 environments answers" in burst["Description"]
+    assert f"{burst['Default']} at once, 100 a second, 100,000 a month a key" in said
     assert packaged("other", "--store", "valkey", "--set", "account=default")[0] == "valkey"
-    assert burst <= 10 < Build.load(tmp_path / "other").template["Parameters"]["ThrottleBurst"]["Default"]
-    store, said = packaged("other", "--set", "account=default")
+    assert Build.load(tmp_path / "other").template["Parameters"]["ThrottleBurst"]["Default"] > 10
+    monkeypatch.setenv("SERFER_ACCOUNT", "default")
+    store, said = packaged("other")
     assert (store, "checked for an AWS account of 10,240 MB" in said) == ("valkey", True)
 
 

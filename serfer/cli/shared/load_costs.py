@@ -18,6 +18,7 @@ from serfer.core.errors import InputError, UsageError
 from serfer.core.options import changed
 from serfer.core.plan.layout import UNSPLIT
 from serfer.core.plan.window_plan import check_whole_images
+from serfer.doctor.accounts import priced_for, quotas_for
 from serfer.plan_directory import is_network, is_network_file, load_plan
 from serfer.settings import load_settings
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from serfer.control.scenario import Scenario
+    from serfer.core.costs.account import AccountQuotas
     from serfer.core.costs.aws import AwsFacts
     from serfer.core.plan import Plan
     from serfer.cost.loads.trace import Trace
@@ -96,7 +98,8 @@ def show_load_costs(directory: Path, plan: Plan, options: CostCommand) -> None:
     plan = replace(plan, store=options.store or plan.store)
     plan.check_explained()
     settings = load_settings()
-    facts = settings.facts()
+    quotas = quotas_for(settings, options.account)
+    facts = priced_for(quotas, settings.facts())
     with status_line() as progress:
         load = read_load_of(options, progress)
         whole = whole_plan(plan, directory, progress)[0]
@@ -106,7 +109,7 @@ def show_load_costs(directory: Path, plan: Plan, options: CostCommand) -> None:
     for remark in load.remarks:
         complain(f"{options.log}: {remark}")
     if not options.as_json:
-        _print(plan, options, compared)
+        _print(plan, options, compared, quotas)
     else:
         print_json({"model": plan.model, "plan": plan.digest, **compared.as_dict()})
 
@@ -121,7 +124,7 @@ def whole_plan(plan: Plan, directory: Path, progress: Callable[[str], None]) -> 
     return load_plan(place), place
 
 
-def _print(plan: Plan, options: CostCommand, compared: Comparison) -> None:
+def _print(plan: Plan, options: CostCommand, compared: Comparison, quotas: AccountQuotas) -> None:
     load = compared.load
     name = f"{load.name}, {load.paths}" if load.paths else load.name
     out.print(
@@ -133,7 +136,7 @@ def _print(plan: Plan, options: CostCommand, compared: Comparison) -> None:
     heads = ["", "$ a month", "p50 ms", "p99 ms", "cold", "unanswered"]
     print_table(heads, [(way.name, *_row(way)) for way in compared.ways])
     out.print(plain(_advice(compared)))
-    for line in _assumed(options, compared):
+    for line in (*_assumed(options, compared), f"functions answer what they can in {quotas}"):
         out.print(plain(line))
 
 

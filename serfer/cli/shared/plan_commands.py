@@ -29,12 +29,14 @@ class MonthOptions(JsonOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class AccountOptions(Options):
-    """The account that is planned for."""
+    """The account that is planned for, or priced."""
 
     account: str | None = option(
         None,
-        "The AWS account to plan for: new (3,008 MB a function, 10 environments at once), default (all that AWS "
+        "The AWS account: new (3,008 MB a function, 10 environments at once), default (all that AWS "
         "documents), or MB,ENVIRONMENTS.",
+        setting="account",
+        own_default=True,
         shown="what serfer doctor --aws found, or new",
     )
 
@@ -151,7 +153,7 @@ class PriceOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CostCommand(LoadOptions, PriceOptions, MonthOptions):
+class CostCommand(LoadOptions, PriceOptions, AccountOptions, MonthOptions):
     """Price a network, a plan or a deployment on AWS, as predicted: queries, a burst, months, the load of a log."""
 
     command: ClassVar[str] = "cost"

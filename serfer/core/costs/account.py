@@ -33,7 +33,7 @@ class AccountQuotas:
     @classmethod
     def new(cls, facts: AwsFacts) -> AccountQuotas:
         functions = facts.functions
-        known_by = "assumed until serfer doctor --aws has looked or split's account says otherwise"
+        known_by = "assumed until serfer doctor --aws has looked or SERFER_ACCOUNT says otherwise"
         memory_mb = min(functions.memory_new_account, functions.memory_max)
         return cls(memory_mb, min(functions.concurrency_new_account, functions.concurrency), known_by, assumed=True)
 

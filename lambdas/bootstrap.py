@@ -58,6 +58,8 @@ _LEVELS = "POWERTOOLS_LOG_LEVEL", "LOG_LEVEL", "AWS_LAMBDA_LOG_LEVEL"
 @functools.cache
 def _logger() -> Logger:
     """Return the logger of this environment, imported when there is a line to write, which few cold starts have."""
+    for name in filter(os.environ.__contains__, _LEVELS):  # Powertools compares names, which it knows in upper case
+        os.environ[name] = os.environ[name].upper()
     defer_init("aws_lambda_powertools")  # a worker takes its logger, not metrics and tracing
     from aws_lambda_powertools.logging import Logger  # noqa: PLC0415 - takes a twentieth of a cold start
 

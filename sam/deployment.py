@@ -41,10 +41,11 @@ _ADVICE = "write it again with serfer deploy package"
 class Deployment:
     """A packaged deployment: `plans` are the first twelve digits of plans' digests, what is current first.
 
-    `serfer` is the version that wrote it. `bytes` has each function's size unzipped with its layers by "STAGE-PART", of
-    the current plan's cold plan by "cold-STAGE-PART"; `digest` is the SHA-256 of all that was packaged. `weights` has
-    the bytes of what functions fetch by its SHA-256, `images` are tags of functions. By plan: `cold` its cold plan,
-    `driver_runs` the MB of a driver function that runs it, `beside` the plans of other variants that came with it.
+    `serfer` is the version that wrote it. `bytes` has each function's size unzipped with its layers by "STAGE-PART" (a
+    driver's that runs the plan as "0-0"), of the current plan's cold plan by "cold-STAGE-PART"; `digest` is the SHA-256
+    of all that was packaged. `weights` has the bytes of what functions fetch by its SHA-256, `images` are tags of
+    functions. By plan: `cold` its cold plan, `driver_runs` the MB of a driver function that runs it, `beside` the plans
+    of other variants that came with it.
     """
 
     serfer: str

@@ -18,7 +18,7 @@ from botocore.exceptions import ClientError, WaiterError
 
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.sam.deployment import Deployment
-from serfer.sam.options import function_id
+from serfer.sam.options import function_id, weights_id
 
 TAG = "serfer:stack"
 OUTPUTS = frozenset({"FunctionPrefix", "Store"})
@@ -26,6 +26,7 @@ OUTPUTS = frozenset({"FunctionPrefix", "Store"})
 _STORE = re.compile(r"\bstore (\w+), drivers \w+$")  # in the template's description
 _BEGINNINGS = frozenset({"CREATE_IN_PROGRESS", "UPDATE_IN_PROGRESS"})
 _SERVING = "Serving"
+_HASHED = 10  # characters that SAM adds to the logical ids of layers
 _WAIT_S, _WAITS = 5, 720
 _CAPABILITIES = ["CAPABILITY_IAM", "CAPABILITY_AUTO_EXPAND"]
 
@@ -35,7 +36,8 @@ class DeployedStack:
     """A stack as CloudFormation describes it; `serving` and `plans` are empty where its creation failed.
 
     `plans` are those that drivers may use, the current one first, with their `cold` plans and those of other variants
-    that came with them; `weights` is the URL of what functions fetch, empty where they fetch nothing.
+    that came with them; a driver function runs `driver_runs` itself; `weights` is the URL of what functions fetch,
+    empty where they fetch nothing.
     """
 
     name: str
@@ -50,6 +52,7 @@ class DeployedStack:
     weights: str = ""
     cold: Mapping[str, str] = field(default_factory=dict)
     beside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    driver_runs: tuple[str, ...] = ()
 
 
 def companion_stack(name: str) -> str:
@@ -91,6 +94,7 @@ def find_stack(formation: Any, name: str) -> DeployedStack | None:  # noqa: ANN4
         weights=outputs.get("Weights", ""),
         cold={plan: cold for plan, colon, cold in (pair.partition(":") for pair in pairs) if colon},
         beside={main: tuple(others) for main, *others in variants},
+        driver_runs=tuple(filter(None, outputs.get("DriverRuns", "").split(","))),
     )
 
 
@@ -148,19 +152,21 @@ def _previous(formation: Any, stack: DeployedStack) -> str:  # noqa: ANN401 - sa
 
 
 def _released_together(formation: Any, stack: DeployedStack) -> bool:  # noqa: ANN401 - same
-    """Return whether one operation made the functions of all plans: then drivers have used only the current one.
+    """Return whether one operation made all plans: then drivers have used only the current one.
 
     CloudFormation keeps events for 90 days; a plan whose functions are older than that was served.
     """
     operation, made = 0, dict[str, int]()
-    first = {function_id(plan, 0, 0): plan for plan in stack.plans}
+    first = {made(plan, 0, 0): plan for plan in stack.plans for made in (function_id, weights_id)}
     for page in formation.get_paginator("describe_stack_events").paginate(StackName=stack.identity):
         for event in page["StackEvents"]:  # the latest first
-            if event["LogicalResourceId"] in first and event["ResourceStatus"] == "CREATE_COMPLETE":
-                made.setdefault(first[event["LogicalResourceId"]], operation)
+            name = event["LogicalResourceId"]
+            plan = first.get(name) or first.get(name[:-_HASHED])
+            if plan and event["ResourceStatus"] == "CREATE_COMPLETE":
+                made.setdefault(plan, operation)
             elif event["PhysicalResourceId"] == stack.identity and event["ResourceStatus"] in _BEGINNINGS:
                 operation += 1
-    return len(made) == len(first) and len({*made.values()}) == 1
+    return len(made) == len(stack.plans) and len({*made.values()}) == 1
 
 
 def roll_back(name: str, session: Any, progress: Callable[[str], None]) -> str:  # noqa: ANN401 - same

@@ -45,20 +45,19 @@ def fetch_plan(
     """
     functions = session.client("lambda")
     directory.mkdir(parents=True, exist_ok=True)
-    first = _function(functions, f"{stack.prefix}-{digest}-0-0")
-    with _downloaded(_location(stack, digest, first["Code"])) as package:
-        (directory / PLAN_FILE).write_bytes(_member(package, PLAN_FILE, _MOST_PLAN_BYTES))
+    first, runs = f"{stack.prefix}-{digest}-0-0", digest in stack.driver_runs
+    owner, inside = (f"{stack.prefix}-driver", f"plans/{digest}/{PLAN_FILE}") if runs else (first, PLAN_FILE)
+    with _downloaded(_location(stack, digest, _function(functions, owner)["Code"])) as package:
+        (directory / PLAN_FILE).write_bytes(_member(package, inside, _MOST_PLAN_BYTES))
     plan = load_plan(directory, f"the plan {digest} of {stack.name}")
     if not plan.digest.startswith(digest):
-        raise InputError(
-            f"{stack.name}: the function {stack.prefix}-{digest}-0-0 holds another plan, {plan.digest[:12]}"
-        )
+        raise InputError(f"{stack.name}: the function {owner} holds another plan, {plan.digest[:12]}")
     if any(stage.weights_in == CONTAINER for stage in plan.stages):
         _location(stack, digest, {})
     for stage, number in plan.functions:
         name = plan.deployed(stack.prefix, stage, number)
         progress(f"fetching {name}")
-        with _downloaded(_weights(functions, name)) as package:
+        with _downloaded(_weights(functions, name, of_driver=runs)) as package:
             for artefact in plan.packaged(stage, number):
                 data = _member(package, f"python/{IN_LAYER}/{artefact.path}", artefact.bytes)
                 _write([data], f"{artefact.path} of a layer", artefact, directory)
@@ -89,8 +88,12 @@ def _location(stack: DeployedStack, digest: str, code: Mapping[str, str]) -> str
     return code["Location"]
 
 
-def _weights(functions: Any, name: str) -> str:  # noqa: ANN401 - same
-    layers = [each["Arn"] for each in _function(functions, name)["Configuration"].get("Layers", ())]
+def _weights(functions: Any, name: str, *, of_driver: bool) -> str:  # noqa: ANN401 - same
+    """Return where a function's layer of weights is; a driver may have another plan's now, so its is the newest."""
+    if of_driver:
+        layers = [each["LayerVersionArn"] for each in functions.list_layer_versions(LayerName=name)["LayerVersions"]]
+    else:
+        layers = [each["Arn"] for each in _function(functions, name)["Configuration"].get("Layers", ())]
     for arn in layers:
         if arn.split(":")[-2] == name:
             location: str = functions.get_layer_version_by_arn(Arn=arn)["Content"]["Location"]

@@ -19,13 +19,14 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from serfer import __version__
+from serfer.control.instance_profile import Profile
 from serfer.control.scenario import read_scenario
 from serfer.core.costs.account import AccountQuotas
 from serfer.core.errors import InputError, PlanError, UnavailableError, UsageError
@@ -37,7 +38,7 @@ from serfer.sam.build.sbom import SBOM, dump_sbom
 from serfer.sam.build.tree import Built, link_tree, seal, tree_digest
 from serfer.sam.build.wheels import GPU
 from serfer.sam.cost.driver_runs import decide, require
-from serfer.sam.cost.scenario import Profile, check_pool, make_scenario
+from serfer.sam.cost.scenario import check_pool, make_scenario
 from serfer.sam.deployment import (
     COLD_FUNCTIONS,
     GENERATIONS,
@@ -300,17 +301,19 @@ class _Writer:
         generations = [current, *([earlier] if earlier else [])]
         sources = _different(source for generation in generations for source in generation.sources)
         plans = [generation.main.plan for generation in generations]
-        self.progress("collecting the workers' dependencies")
-        worker = layers.worker_layer(self.build / _LAYERS / "worker", self.options, cache)
         self.progress("collecting the drivers' dependencies")
         driver = layers.driver_layer(self.build / _LAYERS / "driver", self.options, cache)
         driver_runs = self._driver_runs(generations, driver)
+        worker = None
+        if any(digest12(source.plan) not in driver_runs for source in sources):
+            self.progress("collecting the workers' dependencies")
+            worker = layers.worker_layer(self.build / _LAYERS / "worker", self.options, cache)
         if self.options.gpu:
             self.progress("collecting what GPU instances compute with")
             layers.gpu_layer(self.build / _LAYERS / GPU, self.options, cache)
         own = [source.plan for source in current.sources]
         self.progress(f"writing {sum(len(plan.functions) for plan in own)} functions")
-        written = {digest12(source.plan): self._source(source, worker) for source in sources}
+        written = {digest12(source.plan): self._source(source, worker, driver_runs) for source in sources}
         pooled = self._drivers(generations)
         every = [source.plan for source in sources]
         for plan in every:
@@ -324,7 +327,7 @@ class _Writer:
             plans,
             pooled=pooled,
             cold=cold,
-            driver_runs=driver_runs,
+            driver_runs={digest: memory_mb for digest, (memory_mb, _) in driver_runs.items()},
             spot=spot,
             beside=beside,
             concurrency=self.account.concurrency,
@@ -336,7 +339,7 @@ class _Writer:
             serfer=__version__,
             options=self.options,
             plans=tuple(map(digest12, plans)),
-            precompiled=worker.compiled_by is not None,
+            precompiled=driver.compiled_by is not None,
             bytes={
                 f"{before}{name}": size
                 for before, plan in (("", plans[0]), (COLD_FUNCTIONS, cold.get(digest12(plans[0]))))
@@ -347,25 +350,33 @@ class _Writer:
             weights={file.sha256: file.bytes for file in fetched(every)},
             images=tuple(image for each in every for image in images_of(each)),
             cold={main: digest12(plan) for main, plan in cold.items()},
-            driver_runs=driver_runs,
+            driver_runs={digest: memory_mb for digest, (memory_mb, _) in driver_runs.items()},
             beside={main: tuple(map(digest12, others)) for main, others in beside.items()},
         )
         (self.build / RECORD).write_text(dump_deployment(deployment), encoding="utf-8")
         return deployment
 
-    def _source(self, source: _Source, worker: Built) -> dict[str, int]:
+    def _source(
+        self, source: _Source, worker: Built | None, driver_runs: Mapping[str, tuple[int, int]]
+    ) -> dict[str, int]:
         """Write a plan's functions and what they fetch; return the sizes of functions that are made again."""
-        sizes = {}
+        sizes, name = {}, digest12(source.plan)
+        place, runs = self.build / GENERATIONS / name, driver_runs.get(name)
         if source.directory:
-            sizes = self._generation(source.plan, source.directory, worker)
+            sizes = self._generation(source.plan, source.directory, None if runs else worker)
         elif source.build:
-            name = digest12(source.plan)
-            link_tree(source.build / GENERATIONS / name, self.build / GENERATIONS / name)
+            link_tree(source.build / GENERATIONS / name, place)
+            if not runs and not (place / "functions").exists():  # a driver ran it
+                before = plan_directory(source.build, name)
+                layers.function_directory(place / "functions" / "0-0", source.plan, before, 0, 0)
         self._weights(source)
-        return sizes
+        return {"0-0": runs[1]} if runs else sizes
 
-    def _driver_runs(self, generations: list[_Generation], driver: Built) -> dict[str, int]:
-        """Write what a driver function needs besides where it runs a plan itself; return its memory by such a plan."""
+    def _driver_runs(self, generations: list[_Generation], driver: Built) -> dict[str, tuple[int, int]]:
+        """Write what a driver function needs besides where it runs a plan itself.
+
+        Return its memory and its bytes unzipped, by the twelve digits of such a plan.
+        """
         plans = [generation.main.plan for generation in generations if generation.cold is None]
         facts, place = self.account.within(self.settings.facts()), self.build / _LAYERS / _RUNNER
         if not any(decide(plan, self.options, facts).runs for plan in plans):
@@ -377,19 +388,25 @@ class _Writer:
         for plan in plans[: plans[0] is generations[0].main.plan]:  # the one before may be of several functions
             require(plan, self.options, facts, sizes[digest12(plan)])
         decided = {digest12(plan): decide(plan, self.options, facts, sizes[digest12(plan)]) for plan in plans}
-        runs = {digest: each.memory_mb for digest, each in decided.items() if each.runs}
+        runs = {digest: (each.memory_mb, sizes[digest]) for digest, each in decided.items() if each.runs}
         if not runs:
             shutil.rmtree(place)
             return {}
         layers.health_directory(self.build / _HEALTH)
         return runs
 
-    def _generation(self, plan: Plan, directory: Path, worker: Built) -> dict[str, int]:
-        """Write a plan's functions and their weights; return the bytes of each with its layers, by "STAGE-PART"."""
+    def _generation(self, plan: Plan, directory: Path, worker: Built | None) -> dict[str, int]:
+        """Write a plan's functions and their weights, without a `worker` layer the weights alone.
+
+        Return the bytes of each function with its layers, by "STAGE-PART".
+        """
         place = self.build / GENERATIONS / digest12(plan)
         facts, sizes = self.settings.facts().functions, {}
         for stage, number in plan.functions:
             name = f"{stage}-{number}"
+            if worker is None:
+                layers.weights_layer(place / "weights" / name, plan, directory, stage, number)
+                continue
             if plan.stages[stage].weights_in == CONTAINER:
                 layer, base = self.build / _LAYERS / "worker", self.options.builds_on
                 own = [layers.image_directory(place / "images" / name, plan, directory, stage, number, layer, base)]

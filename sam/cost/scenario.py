@@ -6,33 +6,20 @@ how fast it is has been measured on one by `serfer study tune`: speeds are never
 
 from __future__ import annotations
 
-import json
-import tomllib
-from dataclasses import dataclass
 from pathlib import Path
 
-from serfer.control.scenario import InstanceType, LambdaTarget, Scenario, parse_scenario
+from serfer.control.instance_profile import Profile, parse_profile, scenario_text
+from serfer.control.scenario import LambdaTarget, Scenario
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import InputError, UsageError
 from serfer.core.plan import Plan
 from serfer.core.units import MB_PER_GB, MS_PER_S
-from serfer.files import read_text
 from serfer.sam.cost.marginal import Deployed, query_usage, serverless_usd
-from serfer.sam.options import Options
+from serfer.sam.options import Options, digest12
 
-_MOST_BYTES = 64 * 1024
 _MISSING = (
     "gpu_profile is missing: run serfer study tune --name {} --out FILE.toml on such an instance to measure its speed"
 )
-_PLACEHOLDER = {"usd_per_query": 1, "latency_ms": 1, "cold_ms": 0, "concurrency": 1, "memory_gb": 1, "keep_alive_s": 0}
-
-
-@dataclass(frozen=True)
-class Profile:
-    """The measurements of `serfer study tune` on an instance; `slo_ms` is the objective that its `qps` holds for."""
-
-    instance: InstanceType
-    slo_ms: float
 
 
 def read_profile(file: Path | None, slo_ms: float | None, options: Options, facts: AwsFacts) -> Profile:
@@ -51,36 +38,20 @@ def read_profile(file: Path | None, slo_ms: float | None, options: Options, fact
             "its USD per hour to a file (SERFER_AWS_FILE)"
         )
     try:
-        table = _table(file)
-        scenario = parse_scenario(
-            {"slo_ms": slo_ms, "lambda": _PLACEHOLDER, "instance": [{**table, "usd_per_hour": price}]}
-        )
+        profile = parse_profile(file, slo_ms, price)
     except InputError as error:
         raise InputError(f"gpu_profile={file}: {error}") from error
-    if scenario.instance.name != pool.instance_type:
+    if profile.instance.name != pool.instance_type:
         raise UsageError(
-            f"gpu_profile={file} is of {scenario.instance.name!r:.80}, not of {pool.instance_type}: run serfer study "
+            f"gpu_profile={file} is of {profile.instance.name!r:.80}, not of {pool.instance_type}: run serfer study "
             f"tune --name {pool.instance_type} on one"
         )
-    if pool.spot and not scenario.instance.spot_usd_per_hour:
+    if pool.spot and not profile.instance.spot_usd_per_hour:
         raise UsageError(
             f"gpu_spot: gpu_profile={file} has no spot price: set spot_usd_per_hour there (serfer study tune "
             "--spot-usd-per-hour)"
         )
-    return Profile(scenario.instance, scenario.slo_ms)
-
-
-def _table(file: Path) -> dict[str, object]:
-    try:
-        document = tomllib.loads(read_text(file, _MOST_BYTES))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"it is not TOML: {str(error)[:200]}") from error
-    tables = document.get("instance")
-    if set(document) != {"instance"} or not isinstance(tables, list) or len(tables) != 1:
-        raise InputError("it should be one [[instance]] table, as serfer study tune writes it")
-    if not isinstance(tables[0], dict):
-        raise InputError("its [[instance]] is not a table")
-    return tables[0]
+    return profile
 
 
 def check_pool(plan: Plan, options: Options, profile: Profile | None) -> None:
@@ -112,30 +83,9 @@ def make_scenario(plan: Plan, options: Options, facts: AwsFacts, profile: Profil
         keep_alive_s=facts.functions.kept_warm,
     )
     scenario = Scenario(profile.slo_ms, functions, (profile.instance,))
-    return _written(scenario, plan)
+    return scenario_text(scenario, digest12(plan))
 
 
 def _environments(plan: Plan, stage: int, number: int) -> int:
     """Return how many environments of a function one query keeps busy: those of a gang serve all of its stages."""
     return sum(tile.function == number for tile in plan.stages[stage].tiles)
-
-
-def _written(scenario: Scenario, plan: Plan) -> str:
-    functions, kind = scenario.serverless, scenario.instance
-    lines = [
-        f"# The plan {plan.digest[:12]}, by serfer deploy package: Lambda as the cost model predicts it,",
-        "# an instance at the price of aws.toml and as fast as serfer study tune measured it.",
-        f"slo_ms = {scenario.slo_ms!r}",
-        "",
-        "[lambda]",
-        *(f"{name} = {getattr(functions, name)!r}" for name in _PLACEHOLDER),
-        "",
-        "[[instance]]",
-        f"name = {json.dumps(kind.name)}",
-        *(
-            f"{name} = {getattr(kind, name)!r}"
-            for name in ("usd_per_hour", "spot_usd_per_hour", "boot_s", "min_billing_s", "qps")
-        ),
-        f"batches = [{', '.join(f'[{size}, {ms!r}]' for size, ms in kind.batches)}]",
-    ]
-    return "\n".join(lines) + "\n"

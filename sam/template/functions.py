@@ -62,16 +62,25 @@ def state_machine(plan: Plan, options: Options, timeout_s: int = 60) -> dict[str
     )
 
 
+def weights_layer(plan: Plan, stage: int, number: int, options: Options) -> Part:
+    known = {
+        "layer": weights_id(digest12(plan), stage, number),
+        "digest": digest12(plan),
+        "part": f"{stage}-{number}",
+        "description": f"Weights of {_stages(plan, stage).lower()}, part {number}",
+        "architecture": options.architecture,
+        "runtime": options.runtime,
+    }
+    return load("function-weights", known)
+
+
 def _function(
     plan: Plan, stage: int, number: int, options: Options, environment: Mapping[str, Any], timeout_s: int
 ) -> Iterator[Part]:
     """Yield the layer of a function's weights, unless it is an image, which has all in itself, and the function."""
     digest, part = digest12(plan), f"{stage}-{number}"
-    function, layer, stages = (
-        function_id(digest, stage, number),
-        weights_id(digest, stage, number),
-        _stages(plan, stage),
-    )
+    function, layer = function_id(digest, stage, number), weights_id(digest, stage, number)
+    stages = _stages(plan, stage)
     in_image = plan.stages[stage].weights_in == CONTAINER
     image = {
         "DockerContext": f"plans/{digest}/images/{part}",
@@ -80,7 +89,6 @@ def _function(
     }
     known = {
         "function": function,
-        "layer": layer,
         "name": plan.deployed(STACK, stage, number),
         "part": part,
         "metadata": image if in_image else {"BuildMethod": "makefile"},
@@ -93,7 +101,7 @@ def _function(
         "version": __version__,
     }
     if not in_image:
-        yield load("function-weights", {**known, "description": f"Weights of {stages.lower()}, part {number}"})
+        yield weights_layer(plan, stage, number, options)
     made = load("function", {**known, "description": f"{stages} of {_plain(plan.model)}, part {number} of the weights"})
     resource = made["Resources"][function]
     properties: Part = resource["Properties"]

@@ -25,13 +25,15 @@ from serfer.registry.records import document_name
 from serfer.sam.options import DAY_S, LIVE, GpuPool, Options, digest12, function_id, machine_id, pool_name, weights_id
 from serfer.sam.template import fragments
 from serfer.sam.template.fragments import Part, allow, attach
-from serfer.sam.template.functions import generation, upload, vpc
+from serfer.sam.template.functions import generation, upload, vpc, weights_layer
 from serfer.sam.weights import URL, fetched, uploaded_id
 
 CURRENT = "current"
 """The value of the parameter Serving for the plan that was packaged last."""
 SCENARIO = "scenario.toml"
 """The file of a plan's pool for drivers, beside its plan.json (sam/cost/scenario.py)."""
+MEMORY = "memory://"
+"""The store of a driver function that runs its plan itself."""
 _CACHES = ("valkey", "redis")
 _CACHE_VERSIONS = {"valkey": "8", "redis": "7"}
 _CACHE_USERS = {"valkey": ("CacheUser",), "redis": ("CacheUser", "NobodyUser")}
@@ -97,13 +99,18 @@ def make_template(  # noqa: PLR0913 - the parts of a deployment, by name
         "api_deployment": api,
         "api_methods": _API_METHODS[api],
     }
-    weights = fetched(every)
-    chosen = _chosen(options, fetches=bool(weights), driver_runs=bool(driver_runs))
+    weights, digests = fetched(every), [digest12(plan) for plan in plans]
+    invoked = any(digest12(plan) not in driver_runs for plan in every)
+    chosen = _chosen(options, fetches=bool(weights), driver_runs=bool(driver_runs), invokes=invoked)
     parts = [fragments.load(name, variables) for name in chosen]
-    environment = fragments.merge(parts)["Environment"]
+    environment = {"SERFER_STORE": MEMORY, **fragments.merge(parts).get("Environment", {})}
     parts += [upload(each, options) for each in weights]
-    parts += [generation(plan, options, environment, timeout_s) for plan in every]
-    digests = [digest12(plan) for plan in plans]
+    parts += [
+        weights_layer(plan, 0, 0, options)
+        if digest12(plan) in driver_runs
+        else generation(plan, options, environment, timeout_s)
+        for plan in every
+    ]
     with_pool = [digest for digest in digests if options.gpu and (pooled is None or digest in pooled)]
     with_spot = [each for each in with_pool if options.gpu and options.gpu.spot and (spot is None or each in spot)]
     if options.gpu:
@@ -112,7 +119,7 @@ def make_template(  # noqa: PLR0913 - the parts of a deployment, by name
     if options.applications is not None:  # of both generations: a release may have variants of either
         own = dict.fromkeys([*digests, *map(digest12, others)])
         whole["DriverEnvironment"]["SERFER_APPLICATION_PLANS"] = os.pathsep.join(f"plans/{each}" for each in own)
-    whole["Outputs"] |= _plans(plans, every, cold, beside)
+    whole["Outputs"] |= _plans(plans, every, cold, beside, driver_runs)
     whole["Outputs"]["Store"] = {"Description": "URL of the store.", "Value": environment["SERFER_STORE"]}
     resources = whole["Resources"]
     if driver_runs:
@@ -144,11 +151,16 @@ def _driver_room(queries: Iterable[Sequence[Plan]], concurrency: int) -> int:
 
 
 def _plans(
-    plans: Sequence[Plan], every: Sequence[Plan], cold: Mapping[str, Plan], beside: Mapping[str, Sequence[Plan]]
+    plans: Sequence[Plan],
+    every: Sequence[Plan],
+    cold: Mapping[str, Plan],
+    beside: Mapping[str, Sequence[Plan]],
+    driver_runs: Collection[str],
 ) -> Part:
-    outputs: Part = {
-        "Plans": {"Description": "The plans whose functions there are.", "Value": ",".join(map(digest12, every))}
-    }
+    outputs: Part = {"Plans": {"Description": "The plans that there are.", "Value": ",".join(map(digest12, every))}}
+    if driver_runs:
+        what = "The plans that the driver function runs itself, which have no functions of their own."
+        outputs["DriverRuns"] = {"Description": what, "Value": ",".join(driver_runs)}
     if cold or beside:
         pairs = (":".join(map(digest12, _together(plan, cold))) for plan in plans)
         what = "The plans that drivers may use, the current one first, each with its cold plan after a colon."
@@ -224,22 +236,23 @@ def _registry_variables(options: Options) -> Part:
     }
 
 
-def _chosen(options: Options, *, fetches: bool, driver_runs: bool) -> list[str]:
+def _chosen(options: Options, *, fetches: bool, driver_runs: bool, invokes: bool) -> list[str]:
     fleet, cache = options.drivers == "fleet", options.store in _CACHES
     machine, keeps = options.by_state_machine, options.results_days is not None
     to_s3 = keeps or options.applications is not None
     kind = "express" if options.engine == "stepfunctions-express" else "standard"
     parts = {
         "base": True,
+        "workers": invokes,
         "network": options.in_vpc,
         "weights": fetches,
         "weights-network": fetches and cache,
         "workers-to-s3": (fetches or keeps) and cache,
         "drivers-to-s3": to_s3 and cache and not fleet,
         "endpoint-s3": fleet or ((fetches or to_s3) and cache),
-        "store-s3": options.store == "s3",
+        "store-s3": options.store == "s3" and invokes,
         "store-s3-clean-up": options.store == "s3" and machine,
-        "store-s3express": options.store == "s3express",
+        "store-s3express": options.store == "s3express" and invokes,
         "endpoint-s3express": options.store == "s3express" and fleet,
         "store-cache": cache,
         "store-redis": options.store == "redis",
@@ -251,6 +264,7 @@ def _chosen(options: Options, *, fetches: bool, driver_runs: bool) -> list[str]:
         "driver-runs": driver_runs,
         "driver-fleet": fleet,
         "alarms": True,
+        "alarms-workers": invokes,
         "pings": options.pings is not None,
         "alarms-function": not fleet,
         "alarms-fleet": fleet,
@@ -285,7 +299,7 @@ def _run_in_driver(
     weights = fetched(plan for plan, runs in zip(plans, own, strict=True) if runs)
     variables = {
         "SERFER_WORKERS": _either(["inprocess" if runs else "aws" for runs in own]),
-        "SERFER_STORE": _either(["memory://" if runs else environment["SERFER_STORE"] for runs in own]),
+        "SERFER_STORE": _either([MEMORY if runs else environment["SERFER_STORE"] for runs in own]),
     }
     statements = []
     if weights:

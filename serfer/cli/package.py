@@ -162,6 +162,7 @@ def _print_deployment(deployment: Deployment, build: PurePath) -> None:
     for name, size in deployment.bytes.items():
         where = ", a container image" if deployment.is_image(name) else ""
         plan = "cold plan, " if name.startswith(COLD_FUNCTIONS) else ""
+        plan = "the driver, with " if deployment.current in deployment.driver_runs else plan
         rows.append((f"{plan}stage-{name.removeprefix(COLD_FUNCTIONS)}", byte_size(size) + where))
     print_table(["function", "unzipped, with layers"], rows)
     if deployment.weights:

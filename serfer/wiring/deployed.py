@@ -31,7 +31,8 @@ _WAIT_S = 10
 class Deployment:
     """A stack of `serfer deploy package`, by its outputs; `plans` and `serving` are digests' first twelve digits.
 
-    `engine` is what its own drivers take queries through, `url` where they answer.
+    `engine` is what its own drivers take queries through, `url` where they answer, `driver_runs` the plans that a
+    driver function runs itself.
     """
 
     stack: str
@@ -43,6 +44,7 @@ class Deployment:
     engine: str
     state_machine: str
     url: str
+    driver_runs: tuple[str, ...] = ()
 
     def check(self, plan: Plan, driver: str) -> None:
         """Refuse a plan that is not deployed (PlanError), and an engine that is not there for it (UsageError)."""
@@ -52,6 +54,11 @@ class Deployment:
             raise PlanError(
                 f"--stack {self.stack} serves the plan {served}, this one is {wanted}: deploy it, or pass --plan with "
                 "the directory of the one that is deployed"
+            )
+        if wanted in self.driver_runs:
+            raise UsageError(
+                f"--stack {self.stack}: its driver function runs the plan {wanted} itself, and there is no other to "
+                f"invoke: ask it at {self.url} (serfer.Client), or package with --set driver_runs=never"
             )
         if not driver.startswith("stepfunctions"):
             return
@@ -142,6 +149,7 @@ def _read(stack: str, outputs: Mapping[str, str], status: str) -> Deployment:
         engine=outputs.get("Engine", ""),
         state_machine=outputs.get("StateMachine", ""),
         url=outputs.get("Url", ""),
+        driver_runs=tuple(filter(None, outputs.get("DriverRuns", "").split(","))),
     )
 
 

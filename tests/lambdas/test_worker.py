@@ -667,6 +667,12 @@ except errors.{error}:
         log = json.loads(line)
         assert (log["level"], log["invocation"], raised) == (level, "an id", "a function error")
 
+    @pytest.mark.parametrize("name", ["POWERTOOLS_LOG_LEVEL", "LOG_LEVEL"])
+    def test_log_level_in_lower_case_is_taken_beside_lambdas_own(self, directory, name):
+        for own, details in (("DEBUG", True), ("info", False)):
+            run = start(directory, "print(b._logs_details())", **{name: "debug", "AWS_LAMBDA_LOG_LEVEL": own})
+            assert (run.returncode, run.stdout) == (0, f"{details}\n"), run.stderr
+
     def test_a_runtime_without_snapshots_starts(self, directory):
         run = start(directory, before="import sys; sys.modules['snapshot_restore_py'] = None\n")
         assert run.returncode == 0, run.stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from serfer.local.die_with_parent import dying_with_me
 from serfer.local.server import LocalServer, free_port
-from serfer.sam.options import function_id
+from serfer.sam.options import function_id, weights_id
 
 REGION = "us-east-1"
 PYTHON = Path(sys.prefix) / "ministack" / "bin" / "python"
@@ -57,7 +57,7 @@ class MinistackServer(LocalServer):
                 return False
 
 
-def deploy(session, name, plans, serving="current", generations=None, weights=None, **parameters):
+def deploy(session, name, plans, serving="current", generations=None, weights=None, driver_runs=None, **parameters):
     """Create or update a stack whose outputs say that it has these plans, as `sam deploy` would."""
     formation = session.client("cloudformation")
     chosen = {"Fn::If": ["Current", plans[0], {"Ref": "Serving"}]}
@@ -65,7 +65,10 @@ def deploy(session, name, plans, serving="current", generations=None, weights=No
         **TEMPLATE,
         "Resources": {
             "Driver": {**LOG, "Properties": {"LogGroupName": {"Fn::Sub": f"{name}-${{Serving}}"}}},
-            **{function_id(plan, 0, 0): LOG for plan in plans},  # as good as functions
+            **{  # as good as functions, or as layers, to whose names SAM adds a hash
+                f"{weights_id(plan, 0, 0)}{'0' * 10}" if plan == driver_runs else function_id(plan, 0, 0): LOG
+                for plan in plans
+            },
         },
         "Conditions": {"Current": {"Fn::Equals": [{"Ref": "Serving"}, "current"]}},
         "Outputs": {
@@ -76,6 +79,7 @@ def deploy(session, name, plans, serving="current", generations=None, weights=No
             "Days": {"Value": {"Ref": "Days"}},
             **({"Generations": {"Value": generations}} if generations else {}),
             **({"Weights": {"Value": weights}} if weights else {}),
+            **({"DriverRuns": {"Value": driver_runs}} if driver_runs else {}),
         },
     }
     values = {"Serving": serving, **parameters}

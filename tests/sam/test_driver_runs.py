@@ -154,6 +154,23 @@ class TestTemplate:
         assert given["Environment"]["Variables"]["SERFER_WORKERS"] == "aws"
         assert given["Environment"]["Variables"]["SERFER_STORE"] != "memory://"
 
+    def test_one_function_has_no_stage_function_bucket_worker_layer_or_rights_to_them(self):
+        plans = one_function(), one_function(model="the one before")
+        source = template(*plans)
+        stages = {"WorkerRole", "WorkerLayer", "WorkersLog", "WorkerErrors", "StoreBucket", "StoreBucketPolicy"}
+        assert not stages & source["Resources"].keys()
+        assert not [name for name in source["Resources"] if name.startswith("Function")]
+        text = json.dumps(source)
+        assert "StoreBucket" not in text
+        [policy] = source["Resources"]["DriverRole"]["Properties"]["Policies"]
+        assert [each["Sid"] for each in policy["PolicyDocument"]["Statement"]] == ["OwnLog"]
+        assert source["Outputs"]["Store"]["Value"] == "memory://"
+        assert source["Outputs"]["DriverRuns"]["Value"] == source["Outputs"]["Plans"]["Value"]
+        for memories in ({}, None):  # another kind beside it: what it needs, for itself alone
+            kinds = template(plans[0], sealed(wide_plan((2, 1))), memories=memories)
+            made = [name for name in kinds["Resources"] if name.startswith(f"Function{digest12(plans[0])}")]
+            assert (stages <= kinds["Resources"].keys(), bool(made)) == (True, memories == {})
+
     def test_health_checks_go_to_a_function_of_little_memory_without_layers(self):
         source = template(one_function())
         made = source["Resources"]
@@ -193,6 +210,7 @@ class TestTemplate:
         monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
         plans = one_function(weights_in="fetched"), one_function(weights_in="fetched", model="the one before")
         assert findings(dump(template(*plans))) == []
+        assert findings(dump(template(plans[0], sealed(wide_plan((2, 1)))))) == []
 
 
 def test_the_bill_is_that_of_the_function_in_the_template():

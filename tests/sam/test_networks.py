@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from serfer.control.instance_profile import Profile
 from serfer.control.scenario import InstanceType
 from serfer.core.costs.aws import shipped_aws
 from serfer.local.lambda_.function import check_function
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import check_artefacts, load_plan
 from serfer.sam.build.package import MACHINE, package
-from serfer.sam.cost.scenario import Profile
 from serfer.sam.deployment import load_deployment
 from serfer.sam.options import DRIVERS, ENGINES, STORES, digest12, weights_id
 from serfer.sam.samconfig import FILE, samconfig

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from serfer.cli.main import app
+from serfer.control.instance_profile import Profile
 from serfer.control.scenario import InstanceType, parse_scenario
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.costs.pricing import store_of
@@ -21,7 +22,6 @@ from serfer.sam import quotas, weights
 from serfer.sam.build import package as package_module
 from serfer.sam.build.package import package
 from serfer.sam.build.tree import seal, tree_digest
-from serfer.sam.cost.scenario import Profile
 from serfer.sam.deployment import load_deployment, load_template, plan_directory
 from serfer.sam.options import GpuPool, Serves, digest12, function_id
 from serfer.sam.samconfig import stack_of
@@ -70,10 +70,17 @@ def test_a_driver_that_runs_the_plan_gets_its_layer_and_leaves_health_checks_to_
     assert deployment.driver_runs.keys() == {digest}
     assert load_deployment(build) == deployment
     assert {"layers/runner/Makefile", "health/health.py", "health/Makefile"} <= files(build)
+    assert deployment.bytes.keys() == {"0-0"}
+    own = [f"plans/{digest}/functions/", "layers/worker/"]
+    assert not [name for name in files(build) if name.startswith(tuple(own))]
     driver = load_template(build)["Resources"]["DriverFunction"]["Properties"]
     assert driver["MemorySize"] == deployment.driver_runs[digest]
     packed(plans[0])  # the plan before is run by the driver still
     assert load_deployment(build).driver_runs.keys() == {digest}
+    packed(plans[0], replace(OPTIONS, driver_runs="never"))  # or by a function, which it had not
+    assert load_deployment(build).driver_runs == {}
+    assert f"plans/{digest}/functions/0-0/plan.json" in files(build)
+    assert function_id(digest, 0, 0) in load_template(build)["Resources"]
     packed(plans[0], keep_previous=False)
     assert load_deployment(build).driver_runs == {}
     assert not [name for name in files(build) if name.startswith(("layers/runner/", "health/"))]

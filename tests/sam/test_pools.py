@@ -5,13 +5,14 @@ import subprocess
 
 import pytest
 
+from serfer.control.instance_profile import Profile
 from serfer.control.scenario import InstanceType
 from serfer.core.costs.aws import shipped_aws
 from serfer.fleet.open_pool import choose_routing
 from serfer.fleet.registry import REQUESTS_PER_S
 from serfer.sam.cost.bill import bill, deployed, price_build
 from serfer.sam.cost.fixed import fixed_costs
-from serfer.sam.cost.scenario import Profile, make_scenario
+from serfer.sam.cost.scenario import make_scenario
 from serfer.sam.options import GpuPool, digest12, pool_name
 from serfer.sam.quotas import check_deployable
 from serfer.sam.template.template import make_template

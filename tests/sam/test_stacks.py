@@ -133,6 +133,35 @@ def test_a_gang_is_fetched_back_from_its_one_function(serve, packed, plans, tmp_
     check_same(tmp_path / "gone", tmp_path / "build", digest)
 
 
+def test_a_plan_that_the_driver_runs_is_fetched_back_from_the_driver(session, packed, plans, tmp_path):
+    whole = split_small(tmp_path / "whole", grids=[(1, 1)])
+    packed(whole, name="gone")
+    [digest], client = digests([whole]), session.client("lambda")
+    other = zipped(tmp_path / "gone" / "health")
+    for number in range(2):  # the newest counts
+        content = {"ZipFile": zipped(tmp_path / "gone" / "plans" / digest / "weights" / "0-0") if number else other}
+        client.publish_layer_version(LayerName=f"test-dev-{digest}-0-0", Content=content)
+    made = {"Role": "arn:aws:iam::000000000000:role/any", "Runtime": "python3.13", "Handler": "a.b"}
+    package = zipped(tmp_path / "gone" / "driver")
+    client.create_function(FunctionName="test-dev-driver", Code={"ZipFile": package}, **made)
+    deploy(session, "test-dev", [digest], driver_runs=digest)
+    deployment = packed(plans[1], previous_of="test-dev")
+    assert deployment.plans == tuple(digests([plans[1], whole]))
+    stack = stacks.our_stack(session.client("cloudformation"), "test-dev")
+    assert fetch.fetch_plan(stack, digest, session, tmp_path / "back", print).digest == load_plan(whole).digest
+    client.delete_function(FunctionName="test-dev-driver")
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_rollback_between_kinds_wants_a_plan_that_was_served(session, samconfig_only, kept):
+    one, two = "1" * 12, "2" * 12
+    if kept:
+        deploy(session, "demo-dev", [one], driver_runs=one)
+    deploy(session, "demo-dev", [two, one], driver_runs=one)
+    assert called("rollback", samconfig_only, "dev") == (0 if kept else 2)
+    assert outputs(session, "demo-dev")["Serving"] == (one if kept else two)
+
+
 def test_weights_that_functions_fetch_are_downloaded_from_the_stacks_bucket(session, serve, packed, plans, tmp_path):
     fetching = put_weights_in(split_small(tmp_path / "fetching", gang="never"), "fetched")
     plan, [digest] = load_plan(fetching), serve(fetching, weights="s3://filled/weights")

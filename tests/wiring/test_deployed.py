@@ -102,6 +102,7 @@ class TestChecking:
         machine.check(PLAN, "stepfunctions-express")
         for stack, engine, error, words in (
             (replace(FOUND, plans=(OTHER,)), "push", PlanError, f"serves the plan {OTHER}, this one is {DIGEST}"),
+            (replace(FOUND, driver_runs=(DIGEST,)), "push", UsageError, "https://x/prod.*driver_runs=never"),
             (FOUND, "stepfunctions", UsageError, "engine=stepfunctions: the stack demo was packaged for push"),
             (machine, "stepfunctions", UsageError, "was packaged for stepfunctions-express"),
             (replace(machine, plans=(OTHER, DIGEST), serving=OTHER), "stepfunctions-express", UsageError, OTHER),

@@ -23,7 +23,9 @@ _NAME = re.compile(rf"[a-z](?:[a-z0-9]|-(?!-)){{0,{MOST_LETTERS - 1}}}(?<!-)")
 RECORD = "deployment.json"
 TEMPLATE = "template.yaml"
 DRIVERS = ("function", "fleet")
-STORES = ("s3", "s3express", "valkey", "redis")
+STORES = ("s3", "s3express", "valkey", "redis", "valkey-public")
+_PUBLIC = "valkey-public"
+"""Valkey 9 with an endpoint on the internet: no network, login by IAM alone; never chosen but by name."""
 ENGINES = ("push", "poll", "stepfunctions", "stepfunctions-express")
 RUNTIMES = ("python3.13", "python3.12", "python3.14")
 DRIVER_RUNS = ("auto", "always", "never")
@@ -192,7 +194,7 @@ class Options:
     @property
     def runs_gangs(self) -> bool:
         """Whether a plan's gangs run as such: the engine starts them, and the store has inboxes."""
-        return self.engine == "push" and self.store in {"valkey", "redis"}
+        return self.engine == "push" and self.in_cache
 
     @property
     def chooses_plans(self) -> bool:
@@ -201,7 +203,15 @@ class Options:
 
     @property
     def in_vpc(self) -> bool:
-        return self.drivers == "fleet" or self.store in {"valkey", "redis"}
+        return self.drivers == "fleet" or self.cache_in_vpc
+
+    @property
+    def in_cache(self) -> bool:
+        return self.cache_in_vpc or self.store == _PUBLIC
+
+    @property
+    def cache_in_vpc(self) -> bool:
+        return self.store in {"valkey", "redis"}
 
     @property
     def by_state_machine(self) -> bool:
@@ -238,6 +248,8 @@ class Options:
         """Raise UsageError for two choices of which one excludes the other."""
         if (self.store == "s3express") != (self.zone is not None):
             raise UsageError("zone, an availability zone's id such as use1-az4, goes with --store s3express")
+        if self.store == _PUBLIC and self.drivers == "fleet":
+            raise UsageError(f"--store {_PUBLIC} goes with --drivers function: a fleet has no way to the internet")
         if self.results_days is not None and self.by_state_machine:
             raise UsageError(f"results_days goes with --engine push or poll: {self.engine} keeps no results")
         if self.applications is not None and self.by_state_machine:

@@ -209,7 +209,9 @@ def _gang_notes(plan: Plan, options: Options) -> list[str]:
         return []
     if not options.runs_gangs:
         chosen = f"--engine {options.engine} and --store {options.store}"
-        return [f"{chosen} run the plan's gangs stage by stage; --engine push and --store valkey or redis as such"]
+        return [
+            f"{chosen} run the plan's gangs stage by stage; --engine push and a cache (--store valkey, say) as such"
+        ]
     fewer = "where an account has fewer free, as new ones may, its stages run one by one"
     return [f"a query's widest gang needs {plan.widest_gang} environments at once; {fewer}"]
 

@@ -23,7 +23,7 @@ from serfer.sam.options import function_id, weights_id
 TAG = "serfer:stack"
 OUTPUTS = frozenset({"FunctionPrefix", "Store"})
 """What samconfig.toml gives a stack, and what its template says of it: others' stacks are left alone."""
-_STORE = re.compile(r"\bstore (\w+), drivers \w+$")  # in the template's description
+_STORE = re.compile(r"\bstore ([\w-]+), drivers \w+$")  # in the template's description
 _BEGINNINGS = frozenset({"CREATE_IN_PROGRESS", "UPDATE_IN_PROGRESS"})
 _SERVING = "Serving"
 _HASHED = 10  # characters that SAM adds to the logical ids of layers

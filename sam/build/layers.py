@@ -16,7 +16,6 @@ import hashlib
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -27,23 +26,19 @@ from serfer.lambdas.artefacts import IN_LAYER
 from serfer.packaging import compiling
 from serfer.packaging.build_cache import assembled, in_use
 from serfer.packaging.bundle import link
+from serfer.packaging.interpreters import interpreter, version_of
 from serfer.packaging.manifest import CONTENTS
 from serfer.sam.build import health, uploader
 from serfer.sam.build.tree import Built, built, link_tree, seal, settle
 from serfer.sam.build.wheels import GPU, lock_file, unpack, wheels
 from serfer.sam.options import Options, digest12, function_id, weights_id
+from serfer.sam.template import text
 from serfer.sam.weights import Piece
 
 WORKER_LAYER, DRIVER_LAYER, GPU_LAYER = "WorkerLayer", "DriverLayer", "GpuRuntime"
 RUNNER_LAYER, HEALTH_FUNCTION = "RunnerLayer", "HealthFunction"
 _COMPILE_S = 600
 DOCKERFILE = "Dockerfile"
-_DOCKERFILE = """\
-ARG BASE_IMAGE={base}
-FROM ${{BASE_IMAGE}}
-COPY worker/ ${{LAMBDA_TASK_ROOT}}/
-COPY function/ ${{LAMBDA_TASK_ROOT}}/
-"""
 _BLOCK = 1 << 20
 _FORMAT = "1"  # of what lies in the cache
 
@@ -88,7 +83,7 @@ def image_directory(
     """
     link_tree(worker / "python", target / "worker")
     _copy(plan_directory, target / "function", PLAN_FILE, *(file.path for file in plan.packaged(stage, number)))
-    (target / DOCKERFILE).write_text(_DOCKERFILE.format(base=base), encoding="utf-8")
+    (target / DOCKERFILE).write_text(text(DOCKERFILE).format(base=base), encoding="utf-8")
     settle(target)
     return built(target / "function")
 
@@ -126,19 +121,10 @@ def check_size(name: str, worker: Built, own: Iterable[Built], limit: int) -> in
     return size
 
 
-def interpreter(runtime: str) -> Path | None:
-    """Return a Python of the runtime's version that works here, None where there is none."""
-    own = Path(sys.prefix) / runtime / "bin" / runtime  # what make setup brings
-    for place in (str(Path(sys.executable).with_name(runtime)), str(own), shutil.which(runtime)):
-        if place and (_version(Path(place)) or "").startswith(f"{runtime.removeprefix('python')}."):
-            return Path(place)
-    return None
-
-
 def _layer(kind: str, name: str, target: Path, options: Options, cache: Path) -> Built:
     """Link a layer's files to those in the cache, where it is assembled unless it is there already and as it was."""
     python = interpreter(options.runtime)
-    compiled_by = _version(python) if python else None
+    compiled_by = version_of(python) if python else None
     kept = cache / "layers" / _stamp(kind, options, compiled_by)
     try:
         layer = _unaltered(kept, compiled_by) if (found := in_use(kept)) else None
@@ -208,13 +194,3 @@ def _compile(python: Path, root: Path) -> None:
     if done.returncode:
         last_lines = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
         raise UnavailableError(f"{python} could not compile a layer: {' '.join(last_lines):.300}")
-
-
-def _version(python: Path) -> str | None:
-    """Return the version of the Python at a path as in "3.13.5", None where it does not run."""
-    command = [str(python), "-I", "-S", "-c", "import compileall, sys; print('%d.%d.%d' % sys.version_info[:3])"]
-    try:
-        done = subprocess.run(command, capture_output=True, check=False, timeout=60, text=True)  # noqa: S603
-    except OSError:
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None

@@ -40,7 +40,6 @@ IN_PROCESS = "inprocess"
 """SERFER_WORKERS of a driver function that runs its plan itself."""
 _THOUSAND = 1000
 _GB = 1e9
-_SPLIT_FOR = {"s3": ("s3",), "s3express": ("s3",), "valkey": ("valkey", "redis"), "redis": ("redis", "valkey")}
 _KEPT = 0.5  # of a month that logs are kept
 Template = Mapping[str, Any]
 
@@ -119,10 +118,14 @@ class Bill:
                 "those of the other plan"
             )
         notes += self._of_second_invocation()
+        if deployed.options.in_cache and not deployed.options.cache_in_vpc:
+            notes.append(
+                "of a public endpoint neither latency nor the price of bytes is known: a VPC's are assumed (K)"
+            )
         if deployed.options.snapstart:
             notes.append("what a start from a snapshot takes is assumed (lambda.restore, lambda.snapshot_rate: K)")
-        if deployed.plan.store.partition("+")[0] not in _SPLIT_FOR[deployed.options.store]:
-            better = _SPLIT_FOR[deployed.options.store][0]
+        if (deployed.plan.store == "s3") == deployed.options.in_cache:
+            better = deployed.options.store.partition("-")[0] if deployed.options.in_cache else "s3"
             notes.append(
                 f"the plan was split for {deployed.plan.store}; serfer split --store {better} may find a better one"
             )
@@ -154,12 +157,8 @@ class Bill:
             f"a GPU instance, {pool.instance_type}, costs ${usd:.4f} an hour while it is on, its disk apart; at most "
             f"{pool.most} are, ${pool.most * usd:.2f} an hour; what they take from functions is not subtracted"
         )
-        if not pool.spot:
-            return [note]
-        return [
-            note,
-            f"at most {pool.most} spot instances besides, at the price of gpu_profile, which is not known here",
-        ]
+        spot = f"at most {pool.most} spot instances besides, at the price of gpu_profile, which is not known here"
+        return [note, *([spot] if pool.spot else [])]
 
     def _of_second_invocation(self) -> list[str]:
         deployed = self.deployed

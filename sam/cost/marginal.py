@@ -69,7 +69,7 @@ class Deployed:
 
     @property
     def table(self) -> str:
-        return "redis_serverless" if self.options.store == "redis" else self.options.store
+        return "redis_serverless" if self.options.store == "redis" else self.options.store.partition("-")[0]
 
     @property
     def compute_price(self) -> str:

@@ -116,7 +116,7 @@ def _function(
         }
     if options.reserved_concurrency is not None:
         properties["ReservedConcurrentExecutions"] = options.reserved_concurrency
-    if options.store in {"valkey", "redis"}:
+    if options.cache_in_vpc:
         properties["VpcConfig"] = vpc("WorkersGroup")
     if fetched := plan.fetched(stage, number):  # no function is there before its weights are
         properties["Environment"]["Variables"]["SERFER_WEIGHTS"] = {"Fn::Sub": URL}

@@ -34,9 +34,8 @@ SCENARIO = "scenario.toml"
 """The file of a plan's pool for drivers, beside its plan.json (sam/cost/scenario.py)."""
 MEMORY = "memory://"
 """The store of a driver function that runs its plan itself."""
-_CACHES = ("valkey", "redis")
-_CACHE_VERSIONS = {"valkey": "8", "redis": "7"}
-_CACHE_USERS = {"valkey": ("CacheUser",), "redis": ("CacheUser", "NobodyUser")}
+_CACHE_VERSIONS = {"valkey": "8", "redis": "7", "valkey-public": "9"}
+"""Valkey 9 where it has to be: in a stack that is there it would be an upgrade of the cache under load."""
 _DRAINING: Final = {
     "LifecycleHookName": "ending",
     "LifecycleTransition": "autoscaling:EC2_INSTANCE_TERMINATING",
@@ -193,7 +192,8 @@ _Dumper.add_representer(str, _text)
 def _variables(options: Options) -> dict[str, Any]:
     variables: dict[str, Any] = {
         "architecture": options.architecture,
-        "cache_users": [{"Ref": user} for user in _CACHE_USERS.get(options.store, ())],
+        "cache_engine": options.store.partition("-")[0],
+        "cache_users": [{"Ref": user} for user in ("CacheUser", *(["NobodyUser"] if options.store == "redis" else []))],
         "cache_version": _CACHE_VERSIONS.get(options.store),
         "engine": options.engine,
         "environment": "@environment@",  # when it is known
@@ -204,7 +204,6 @@ def _variables(options: Options) -> dict[str, Any]:
         "results_days": options.results_days,
         "results_ttl_s": str((options.results_days or 0) * DAY_S),
         "runtime": options.runtime,
-        "store": options.store,
         "version": __version__,
         "zone": options.zone,
     }
@@ -237,7 +236,7 @@ def _registry_variables(options: Options) -> Part:
 
 
 def _chosen(options: Options, *, fetches: bool, driver_runs: bool, invokes: bool) -> list[str]:
-    fleet, cache = options.drivers == "fleet", options.store in _CACHES
+    fleet, cache = options.drivers == "fleet", options.cache_in_vpc
     machine, keeps = options.by_state_machine, options.results_days is not None
     to_s3 = keeps or options.applications is not None
     kind = "express" if options.engine == "stepfunctions-express" else "standard"
@@ -254,7 +253,8 @@ def _chosen(options: Options, *, fetches: bool, driver_runs: bool, invokes: bool
         "store-s3-clean-up": options.store == "s3" and machine,
         "store-s3express": options.store == "s3express" and invokes,
         "endpoint-s3express": options.store == "s3express" and fleet,
-        "store-cache": cache,
+        "store-cache": options.in_cache,
+        "store-cache-network": cache,
         "store-redis": options.store == "redis",
         "results": keeps,
         "applications": options.applications is not None,
@@ -268,7 +268,7 @@ def _chosen(options: Options, *, fetches: bool, driver_runs: bool, invokes: bool
         "pings": options.pings is not None,
         "alarms-function": not fleet,
         "alarms-fleet": fleet,
-        "alarms-cache": cache,
+        "alarms-cache": options.in_cache,
     }
     return [name for name, chosen in parts.items() if chosen]
 
@@ -337,7 +337,10 @@ def _serving(digests: Sequence[str], options: Options, pooled: Collection[str], 
 
 
 def _place(resources: Part, statements: Part, options: Options) -> None:
-    if options.store not in _CACHES:
+    if "Cache" in resources:
+        cache = vpc("CacheGroup") if options.cache_in_vpc else {"ConnectionType": "public"}
+        resources["Cache"]["Properties"] |= cache
+    if not options.cache_in_vpc:
         return
     groups = {"WorkerRole": "WorkersGroup"}
     if options.drivers == "function":

@@ -87,8 +87,8 @@ class Deployment:
             return f"it is the store of the stack {self.stack}"
         asking = f"ask its service, {self.url}, instead (serfer.Client)" if self.url else "ask its service instead"
         return (
-            f"the stack {self.stack} has its cache in a network of its own, where only what runs in there reaches it: "
-            f"{asking}, or give --store a URL that leads there"
+            f"the stack {self.stack} has a cache that only what runs in its network or has its role reaches: {asking}, "
+            "or give --store a URL that leads there"
         )
 
 

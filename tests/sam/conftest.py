@@ -7,9 +7,10 @@ import pytest
 from moto import mock_aws
 
 import serfer
+from serfer.packaging.interpreters import interpreter
 from serfer.plan_directory import COLD_DIRECTORY
 from serfer.sam.build import package
-from serfer.sam.build.layers import driver_layer, interpreter, worker_layer
+from serfer.sam.build.layers import driver_layer, worker_layer
 from serfer.sam.build.tree import seal
 from serfer.sam.build.wheels import MACHINES
 from serfer.sam.options import Options

@@ -15,13 +15,16 @@ from serfer.sam.options import DRIVERS, ENGINES, STORES, GpuPool, Options, Pings
 from serfer.sam.template.template import make_template
 from tests.drivers.plans import wide_plan
 
-COMBINATIONS = tuple(itertools.product(DRIVERS, STORES, ENGINES))
+COMBINATIONS = tuple(
+    chosen for chosen in itertools.product(DRIVERS, STORES, ENGINES) if chosen[:2] != ("fleet", "valkey-public")
+)
 # Each driver, store and engine; linting takes seconds of processor time, so the rest is for `make slow`.
 FEW = (
     ("function", "s3", "push"),
     ("function", "valkey", "stepfunctions"),
     ("fleet", "s3express", "stepfunctions-express"),
     ("fleet", "redis", "poll"),
+    ("function", "valkey-public", "push"),
 )
 FETCHED = ("fetched",)
 FETCHING = (("function", "s3", "push"), ("function", "valkey", "push"), ("fleet", "redis", "poll"))

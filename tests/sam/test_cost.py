@@ -62,6 +62,13 @@ def test_query_pays_its_fleet_and_store():
     assert read.usd == pytest.approx(read.quantity * 0.0006e-9)
 
 
+def test_a_public_cache_is_priced_as_one_in_a_network_and_says_so():
+    public, private = (query_usage(deployed_with(store=store)[0]) for store in ("valkey-public", "valkey"))
+    assert [line for line in private.lines if line.item != "through endpoints"] == [*public.lines]
+    assumed = [bill(*deployed_with(store=store)).assumed for store in ("valkey-public", "valkey")]
+    assert [any("public endpoint" in note for note in notes) for notes in assumed] == [True, False]
+
+
 def test_query_pays_its_engine():
     push, poll = lines(), lines(engine="poll")
     assert poll["store: writes"].quantity >= push["store: writes"].quantity + 3

@@ -1,5 +1,4 @@
 from dataclasses import replace
-from itertools import product
 
 import pytest
 
@@ -8,12 +7,11 @@ from serfer.core.errors import InputError, UsageError
 from serfer.sam.cost.bill import deployed
 from serfer.sam.cost.fixed import fixed_costs
 from serfer.sam.cost.marginal import query_usage
-from serfer.sam.options import DRIVERS, ENGINES, STORES
 from serfer.sam.template.intrinsics import check_parameters, resources
 from serfer.sam.template.template import make_template
 from tests.core.plans import small_plan
 from tests.sam.builds import options
-from tests.sam.offered import placed, template, unknown_types
+from tests.sam.offered import COMBINATIONS, placed, template, unknown_types
 
 FACTS = shipped_aws()
 
@@ -23,7 +21,7 @@ def usd(template, item, **given):
 
 
 @pytest.mark.who_may
-@pytest.mark.parametrize(("drivers", "store", "engine"), [*product(DRIVERS, STORES, ENGINES)])
+@pytest.mark.parametrize(("drivers", "store", "engine"), COMBINATIONS)
 def test_every_resource_type_has_a_cost_and_a_permission(drivers, store, engine):
     template = make_template(options(drivers=drivers, store=store, engine=engine), [small_plan()])
     assert unknown_types(template) == set()
@@ -32,6 +30,12 @@ def test_every_resource_type_has_a_cost_and_a_permission(drivers, store, engine)
 def test_a_function_as_driver_with_objects_in_s3_costs_cents_while_idle():
     template = make_template(options(), [small_plan()])
     assert sum(line.usd for line in fixed_costs(template, FACTS)) < 3
+
+
+def test_a_public_cache_brings_its_least_and_no_endpoint():
+    template = make_template(options(store="valkey-public"), [small_plan()])
+    assert usd(template, "cache, valkey") == pytest.approx(6.13, abs=0.01)
+    assert usd(template, "interface endpoints") == 0
 
 
 def test_a_cache_brings_its_least_and_endpoints_in_two_zones():

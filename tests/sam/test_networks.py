@@ -38,6 +38,7 @@ PAIRED = tuple(
     (DRIVERS[(row + column) % len(DRIVERS)], store, engine)
     for row, store in enumerate(STORES)
     for column, engine in enumerate(ENGINES)
+    if (DRIVERS[(row + column) % len(DRIVERS)], store) != ("fleet", "valkey-public")
 )
 """Combinations in which any two choices are seen together."""
 BY_SAM = (

@@ -74,7 +74,8 @@ def test_plans_that_aws_refuses_are_refused_with_the_option(plan, choices, words
     ("choices", "words"),
     [
         ({"driver_runs": "perhaps"}, "driver_runs is auto, always or never"),
-        ({"store": "dynamo"}, "--store is s3, s3express, valkey or redis"),
+        ({"store": "valkey-public", "drivers": "fleet"}, "--store valkey-public goes with --drivers function"),
+        ({"store": "dynamo"}, "--store is s3, s3express, valkey, redis or valkey-public"),
         ({"reserved_concurrency": 0}, "reserved_concurrency is 1 or more"),
         ({"pings": Pings(0)}, "ping_every is 1 minute or more"),
         ({"pings": Pings(5, 0)}, "ping_queries is 1 to 1000"),

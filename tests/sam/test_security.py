@@ -223,6 +223,26 @@ def test_stored_data_expires_and_spending_is_bounded():
 
 
 @pytest.mark.who_may
+def test_a_public_cache_has_no_network_and_admits_the_stacks_roles_by_iam_alone():
+    source = template("function", "valkey-public", "push")
+    made = source["Resources"]
+    assert not [name for name, one in made.items() if one["Type"].startswith("AWS::EC2") or "VpcConfig" in str(one)]
+    cache, user = made["Cache"]["Properties"], made["CacheUser"]["Properties"]
+    assert (cache["Engine"], cache["MajorEngineVersion"], cache["ConnectionType"]) == ("valkey", "9", "public")
+    assert not {"SubnetIds", "SecurityGroupIds"} & cache.keys()
+    assert user["AuthenticationMode"] == {"Type": "iam"}
+    assert made["CacheUsers"]["Properties"]["UserIds"] == [{"Ref": "CacheUser"}]
+    own = [{"Fn::GetAtt": ["Cache", "ARN"]}, {"Fn::GetAtt": ["CacheUser", "Arn"]}]
+    for role in ("WorkerRole", "DriverRole"):
+        [policy] = made[role]["Properties"]["Policies"]
+        logins = [one for one in policy["PolicyDocument"]["Statement"] if one["Action"] == "elasticache:Connect"]
+        assert [one["Resource"] for one in logins] == [own]
+        assert "ec2:" not in str(policy)
+    private = template("function", "valkey", "push")["Resources"]["Cache"]["Properties"]
+    assert (private["MajorEngineVersion"], "ConnectionType" in private) == ("8", False)
+
+
+@pytest.mark.who_may
 def test_alarms_are_optional_and_name_their_runbook_entry():
     dear = ("AWS::CloudWatch::Alarm", "AWS::Logs::MetricFilter", "AWS::SNS::Topic", "AWS::KMS::Key")
     for _chosen, source in every_template():

@@ -5,7 +5,12 @@ from urllib.parse import parse_qsl, quote
 
 import botocore.auth
 import pytest
+from botocore.credentials import Credentials
+from botocore.model import ServiceId
+from botocore.session import Session
+from botocore.signers import RequestSigner
 
+from serfer import storage
 from serfer.core import sigv4
 from serfer.core.errors import StoreUnavailableError, UsageError
 from serfer.local.servers.redis import RedisServer
@@ -126,6 +131,40 @@ def test_every_new_connection_logs_in_with_a_fresh_token(clock, served):
             assert secret not in str(caught.value)
             assert secret not in repr(caught.value.__cause__)
             assert secret not in repr(vars(store._node))
+
+
+@pytest.mark.who_may
+@pytest.mark.usefixtures("clock")
+def test_a_token_is_what_botocores_own_signer_makes():
+    events = Session().get_component("event_emitter")
+    signer = RequestSigner(
+        ServiceId("elasticache"), "eu-west-1", "elasticache", "v4", Credentials(KEY_ID, SECRET, SESSION), events
+    )
+    address = "https://my-cache/?Action=connect&User=worker&ResourceType=ServerlessCache"
+    request = {"method": "GET", "url": address, "body": {}, "headers": {}, "context": {}}
+    signed = signer.generate_presigned_url(request, "connect", expires_in=900, region_name="eu-west-1")
+    with open_store(
+        "rediss+cluster://worker@one.example?iam=my-cache&iam_serverless=true&iam_region=eu-west-1"
+    ) as store:
+        token = login(store)[1]
+    assert sorted(parse_qsl(token.partition("?")[2])) == sorted(parse_qsl(signed.partition("?")[2]))
+    assert token.partition("?")[0] == "my-cache/"
+
+
+@pytest.mark.who_may
+@pytest.mark.parametrize("in_worker", [False, True])
+def test_a_connection_that_the_server_ends_logs_in_anew(clock, served, monkeypatch, in_worker):
+    """ElastiCache ends connections after twelve hours."""
+    monkeypatch.setattr(storage, "in_worker", in_worker)
+    server, url = served
+    with open_store(server.url) as administrator, open_store(url) as store:
+        for value in (b"x", b"y"):
+            user = ("on", "resetpass", f">{login(store)[1]}", "~*", "+@all")
+            administrator.execute([("ACL", "SETUSER", "worker", *user)])
+            store.put("k", value, 60)
+            assert store.get("k") == value
+            administrator.execute([("CLIENT", "KILL", "USER", "worker")])
+            clock.now += dt.timedelta(hours=12)
 
 
 @pytest.mark.who_may

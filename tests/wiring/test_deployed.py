@@ -123,7 +123,7 @@ class TestChecking:
 
     def test_a_store_in_a_network_of_its_own(self):
         cache = replace(FOUND, store="rediss+cluster://user@cache:6379?iam=cache")
-        assert "has its cache in a network of its own" in cache.advice
+        assert "only what runs in its network or has its role" in cache.advice
         assert "https://x/prod" in cache.advice
         assert "network" not in FOUND.advice
 

@@ -189,7 +189,7 @@ class PackageCommand(AccountOptions, RegistryOptions, JsonOptions):
     drivers: str = option("function", "function: behind a REST API; fleet: behind a load balancer.")
     store: str | None = option(
         None,
-        "s3, s3express, valkey or redis (ElastiCache Serverless, in a VPC).",
+        "s3, s3express, valkey or redis (ElastiCache Serverless, in a VPC), valkey-public (on the internet).",
         shown="what --out has, or the plan's own; s3 where no stage hands anything on through a store",
     )
     engine: str = option("push", "push, poll, stepfunctions or stepfunctions-express (docs/reference/engines.md).")

@@ -11,11 +11,11 @@ from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from serfer.control.bill_lines import Line, all_busy
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import InputError, UsageError
 from serfer.core.plan import Plan
 from serfer.core.plan.window_plan import priced_query
-from serfer.cost.lines import Line, all_busy
 from serfer.sam.cost.driver_runs import decide
 from serfer.sam.cost.fixed import SECONDS_A_MONTH, fixed_costs
 from serfer.sam.cost.marginal import (

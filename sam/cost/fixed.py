@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from serfer.control.bill_lines import Line, add_up
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.costs.cost_model import HOURS_A_MONTH
 from serfer.core.errors import InputError
 from serfer.core.units import MB_PER_GB
-from serfer.cost.lines import Line, add_up
 from serfer.sam.template.intrinsics import Properties, resources
 from serfer.sam.weights import RESOURCE_TYPE as WEIGHTS
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from serfer.control.bill_lines import Line, add_up
 from serfer.core.costs.aws import AwsFacts, StoreFacts
 from serfer.core.costs.cold_starts import critical_path
 from serfer.core.costs.cost_model import (
@@ -32,7 +33,6 @@ from serfer.core.costs.cost_model import (
 )
 from serfer.core.plan import CACHE, FETCHED, Plan
 from serfer.core.units import FLOAT_BYTES, MB_PER_GB
-from serfer.cost.lines import Line, add_up
 from serfer.drivers.poll import POLLING
 from serfer.drivers.stepfunctions.asl import AT_ONCE
 from serfer.fleet.registry import REQUESTS_PER_S

@@ -6,12 +6,12 @@ import pytest
 from typer.testing import CliRunner
 
 from serfer.cli.main import app
+from serfer.control.bill_lines import all_busy
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.costs.cost_model import plan_load, price_plan
 from serfer.core.errors import InputError, UsageError
 from serfer.core.geometry import Grid
 from serfer.core.plan import Gang, sealed
-from serfer.cost.lines import all_busy
 from serfer.drivers.stepfunctions.asl import compile_plan, local_functions
 from serfer.sam.cost.bill import bill, deployed, price_build
 from serfer.sam.cost.marginal import Deployed, query_usage, transitions

@@ -76,6 +76,11 @@ class Bill:
         """Return how many API keys may ask so many queries a month."""
         return math.ceil(queries / self.limits.a_month) if self.limits else 1
 
+    def load(self, month: Month) -> str:
+        """Return the queries of a month in words, with how many keys they take where that is more than one."""
+        keys = self.keys(month.queries)
+        return f"{month.queries:,}" + (f" ({keys:,} keys)" if keys > 1 else "")
+
     @property
     def idle_usd(self) -> float:
         """Dollars of a month without queries."""

@@ -13,14 +13,13 @@ from serfer.cli.shared.options import print_json
 from serfer.cli.shared.plan_commands import CostCommand
 from serfer.cli.shared.terminal import out
 from serfer.core.costs.account import AccountQuotas
-from serfer.core.costs.cost_model import HOURS_A_MONTH, GangPrice, PlanPrice
+from serfer.core.costs.cost_model import HOURS_A_MONTH, GangPrice
 from serfer.core.costs.pricing import Circumstances, Prices, price
 from serfer.core.errors import UsageError
 from serfer.core.plan.window_plan import priced_query
 from serfer.core.units import MS_PER_S
-from serfer.doctor.accounts import priced_for, quotas_for
+from serfer.doctor.accounts import account_facts
 from serfer.plan_directory import load_cold_plan, load_plan
-from serfer.settings import load_settings
 
 if TYPE_CHECKING:
     from serfer.sam.cost.bill import Bill, Month
@@ -45,9 +44,8 @@ def cost(options: CostCommand, _context: typer.Context) -> None:
     if options.has_load:
         show_load_costs(directory, plan, options)
         return
-    given, settings = Circumstances(options.store, options.memory, options.cold_share, options.burst), load_settings()
-    quotas = quotas_for(settings, options.account)
-    facts = priced_for(quotas, settings.facts())
+    given = Circumstances(options.store, options.memory, options.cold_share, options.burst)
+    quotas, facts = account_facts(options.account)
     prices = price(priced_query(plan), facts, given, load_cold_plan(directory, plan))
     if options.as_json:
         print_json(prices.as_dict() | prices.months(options.per_month))
@@ -63,11 +61,10 @@ def _cost_of_build(options: CostCommand) -> None:
     pairs = [text.partition("=") for text in options.parameter]
     if (wrong := next((name for name, sign, _ in pairs if not (name and sign)), None)) is not None:
         raise UsageError(f"--parameter is NAME=VALUE, not {wrong!r}")
-    settings = load_settings()
-    quotas = quotas_for(settings, options.account, load_deployment(options.directory).options.region)
+    quotas, facts = account_facts(options.account, load_deployment(options.directory).options.region)
     bill = price_build(
         options.directory,
-        priced_for(quotas, settings.facts()),
+        facts,
         burst=options.burst,
         loads=options.per_month or None,
         cold_share=options.cold_share,
@@ -100,8 +97,8 @@ def _print_prices(prices: Prices, quotas: AccountQuotas) -> None:
                 f"{prices.query.name(step)} is a gang: {stage.exchanges} exchanges, {byte_size(stage.bytes_exchanged)} "
                 f"of borders, {stage.waiting_gb_s:.3f} GB-seconds of {stage.billed_gb_s:.3f} waiting"
             )
-    out.print(f"a query: {_query_price(prices.query)}")
-    out.print(f"a query that finds every environment cold: {_query_price(prices.cold)}")
+    out.print(f"a query: {quantiles(prices.query.latency)}, ${prices.query.usd:.8f}")
+    out.print(f"a query that finds every environment cold: {quantiles(prices.cold.latency)}, ${prices.cold.usd:.8f}")
     print_starts(prices)
     out.print(f"a burst of {burst.queries:,}: ${burst.usd:.4f}, or ${prices.cold_burst_usd:.4f} if all of it is cold")
     least = f"takes {burst.least_seconds:.1f} s or more"
@@ -110,10 +107,6 @@ def _print_prices(prices: Prices, quotas: AccountQuotas) -> None:
     out.print(f"{idle}; {deployed_store(plan, prices.store)}")
     if prices.store != plan.store:
         out.print(f"stages and paths were chosen for {plain(plan.store)}: split with --store {prices.store} for others")
-
-
-def _query_price(price: PlanPrice) -> str:
-    return f"{quantiles(price.latency)}, ${price.usd:.8f}"
 
 
 def _print_bill(bill: Bill, quotas: AccountQuotas) -> None:
@@ -138,17 +131,10 @@ def _print_bill(bill: Bill, quotas: AccountQuotas) -> None:
     )
     if bill.limits:
         out.print(f"the API takes {bill.limits}, and refuses more: --parameter has other limits")
-    months = (
-        (f"{month.queries:,}{_keys(bill, month)}", f"{month.cold_share:.0%}", *_month_usd(bill, month))
-        for month in bill.months
-    )
+    months = ((bill.load(month), f"{month.cold_share:.0%}", *_month_usd(bill, month)) for month in bill.months)
     print_table(["queries a month", "cold", "stands", "is used", "total"], months)
     for line in bill.assumed:
         out.print(plain(line))
-
-
-def _keys(bill: Bill, month: Month) -> str:
-    return f" ({count:,} keys)" if (count := bill.keys(month.queries)) > 1 else ""
 
 
 def _month_usd(bill: Bill, month: Month) -> list[str]:

@@ -33,7 +33,7 @@ from serfer.core.inline_outputs import PAYLOAD_SHARE
 from serfer.core.plan import CONTAINER, Plan, Stage, explained
 from serfer.core.plan.window_plan import check_whole_images, priced_query
 from serfer.core.units import MS_PER_S
-from serfer.doctor.accounts import priced_for, quotas_for
+from serfer.doctor.accounts import account_facts
 from serfer.plan_directory import load_cold_plan, load_plan
 from serfer.settings import load_settings
 
@@ -51,9 +51,7 @@ def explain(options: ExplainCommand, _context: typer.Context) -> None:
         print_plan_json(plan, options.per_month)
     else:
         given = Circumstances(burst=options.burst)
-        settings = load_settings()
-        facts = priced_for(quotas_for(settings, None), settings.facts())
-        prices = price(priced_query(plan), facts, given, load_cold_plan(directory, plan))
+        prices = price(priced_query(plan), account_facts()[1], given, load_cold_plan(directory, plan))
         _print_plan(plan, prices, options.per_month)
     if options.operators:
         _print_operators(plan)

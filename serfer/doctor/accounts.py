@@ -10,7 +10,7 @@ from serfer.core.costs.account import AccountQuotas
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import InputError, UnavailableError
 from serfer.files import locked, read_text, write_whole
-from serfer.settings import Settings, aws_region
+from serfer.settings import Settings, aws_region, load_settings
 
 FILE = "accounts.json"
 _MOST_BYTES = 1 << 20
@@ -42,9 +42,11 @@ def quotas_for(settings: Settings, given: str | None, region: str | None = None)
     return AccountQuotas.of_user(facts) or _found(settings, region, facts) or AccountQuotas.new(facts)
 
 
-def priced_for(quotas: AccountQuotas, facts: AwsFacts) -> AwsFacts:
-    """Return the facts with the environments that an account may run at once; any memory can be priced."""
-    return replace(facts, functions=replace(facts.functions, concurrency=quotas.concurrency))
+def account_facts(given: str | None = None, region: str | None = None) -> tuple[AccountQuotas, AwsFacts]:
+    """Return the quotas to price for, and AWS's facts with as many environments at once; any memory can be priced."""
+    settings = load_settings()
+    quotas, facts = quotas_for(settings, given, region), settings.facts()
+    return quotas, replace(facts, functions=replace(facts.functions, concurrency=quotas.concurrency))
 
 
 def _found(settings: Settings, region: str | None, facts: AwsFacts) -> AccountQuotas | None:

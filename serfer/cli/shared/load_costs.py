@@ -18,7 +18,7 @@ from serfer.core.errors import InputError, UsageError
 from serfer.core.options import changed
 from serfer.core.plan.layout import UNSPLIT
 from serfer.core.plan.window_plan import check_whole_images
-from serfer.doctor.accounts import priced_for, quotas_for
+from serfer.doctor.accounts import account_facts
 from serfer.plan_directory import is_network, is_network_file, load_plan
 from serfer.settings import load_settings
 
@@ -97,9 +97,7 @@ def show_load_costs(directory: Path, plan: Plan, options: CostCommand) -> None:
     check_whole_images(plan)
     plan = replace(plan, store=options.store or plan.store)
     plan.check_explained()
-    settings = load_settings()
-    quotas = quotas_for(settings, options.account)
-    facts = priced_for(quotas, settings.facts())
+    quotas, facts = account_facts(options.account)
     with status_line() as progress:
         load = read_load_of(options, progress)
         whole = whole_plan(plan, directory, progress)[0]

@@ -31,8 +31,7 @@ _WAIT_S = 10
 class Deployment:
     """A stack of `serfer deploy package`, by its outputs; `plans` and `serving` are digests' first twelve digits.
 
-    `engine` is what its own drivers take queries through, `url` where they answer, `driver_runs` the plans that a
-    driver function runs itself.
+    `engine` is what its own drivers take queries through, `url` where they answer; they run `driver_runs` themselves.
     """
 
     stack: str
@@ -56,10 +55,8 @@ class Deployment:
                 "the directory of the one that is deployed"
             )
         if wanted in self.driver_runs:
-            raise UsageError(
-                f"--stack {self.stack}: its driver function runs the plan {wanted} itself, and there is no other to "
-                f"invoke: ask it at {self.url} (serfer.Client), or package with --set driver_runs=never"
-            )
+            ways = f"ask {self.url} (serfer.Client), or package with --set driver_runs=never"
+            raise UsageError(f"--stack {self.stack}: its driver function runs the plan itself: {ways}")
         if not driver.startswith("stepfunctions"):
             return
         if not self.state_machine or self.engine != driver:

@@ -211,7 +211,6 @@ def whole(
 def _checked(
     plan: Plan, directory: Path, source: Source, sample: Array, sizes: InputSizes | None, rounding: float
 ) -> Iterator[str]:
-    """Compare a whole plan with its network at each size that is checked; yield what is to be said of it."""
     for size in compared_sizes(sizes) if sizes else [None]:
         image = sample if size is None else source.like_images(_noise(sample, size))
         yield check_exact(sized_plan(plan, size), directory, source, _check_batch(source, image), rounding)
@@ -394,7 +393,6 @@ def _with_boxes(graph: Graph, source: Source, description: Description, notes: l
 
 
 def _reduced(source: Source, reduction: Reduction | None, notes: list[str]) -> Source:
-    """Return a source whose own answers are reduced; `notes` get one where those to the check have one class."""
     source = with_reduction(source, reduction)
     if reduction is None or reduction.kind != ARGMAX:
         return source

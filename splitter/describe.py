@@ -58,7 +58,6 @@ def describe(
 
 
 def _detection(plan: Plan, given: Description, labels: int) -> DetectionHead | None:
-    """Return a detector's head with so many labels; None where the outputs are said to be scores, or ever were."""
     if given.boxes and plan.windows:
         raise UsageError(
             "thresholds of a map's boxes are options of serfer map, min_score and max_iou; another family, or "

@@ -80,7 +80,6 @@ def whole_plan(  # noqa: PLR0913 - what a user may choose, each with a default
 
 
 def _example(model: Any, example: Any | None, sizes: InputSizes | None) -> Any | None:  # noqa: ANN401 - as above
-    """Return an example of the largest of sizes; raises UsageError for one that has another size."""
     if sizes is None:
         return example
     rows, columns = sizes.largest

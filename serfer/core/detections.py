@@ -175,7 +175,6 @@ def _scores(head: DetectionHead, rows: NDArray[np.float64], first: int) -> NDArr
 
 
 def _around(rows: NDArray[np.float64], scores: NDArray[np.float64]) -> Boxes:
-    """Return boxes (K, 4) of centres, widths and heights, each with its best class of `scores` (K, C)."""
     classes = scores.argmax(axis=1)
     centres, halves = rows[:, :2], rows[:, 2:4] / 2
     corners = np.concatenate([centres - halves, centres + halves], axis=1)

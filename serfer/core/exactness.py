@@ -90,7 +90,6 @@ def agreement(split: _Answer, whole: _Answer) -> float:
 
 
 def _pairs(split: _Answer, whole: _Answer) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-    """Yield each output of both answers; raises ModelError where they have other outputs or shapes."""
     if not isinstance(split, Mapping) or not isinstance(whole, Mapping):
         pairs = [(np.asarray(split), np.asarray(whole))]
     elif split.keys() != whole.keys():

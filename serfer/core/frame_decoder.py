@@ -160,7 +160,6 @@ class FrameDecoder:
     def _place(
         self, places: NDArray[np.int64], strides: Array, start: tuple[int, int], image: tuple[int, int]
     ) -> NDArray[np.int64]:
-        """Return where boxes stand in the detector's order for the whole image: it decides between equal scores."""
         scale, slot = places[:, 0], places[:, 3]
         row, col = places[:, 1] + start[0] // strides, places[:, 2] + start[1] // strides
         rank, slots, first = (np.array(column)[scale] for column in zip(*self._order, strict=True))

@@ -177,7 +177,6 @@ def _read(read: Callable[[str], Any], text: str, name: str) -> Any:  # noqa: ANN
 
 
 def _as_text(raw: object) -> str:
-    """Return numbers and texts, or a list of them, as a line has them, "" for anything else."""
     items = raw if isinstance(raw, list) else [raw]
     can = all(isinstance(item, str | int | float) and not isinstance(item, bool) for item in items)
     return ",".join(item if isinstance(item, str) else _shown(item) for item in items) if can else ""

@@ -456,7 +456,6 @@ class Run:
         return actions
 
     def _check(self, event: Event) -> None:
-        """Refuse an event that no driver can have seen; cancelling is possible at any time."""
         match event:
             case TaskStarted(stage, tile, attempt) | TaskDone(stage, tile, attempt) | TaskFailed(stage, tile, attempt):
                 tiles = self.stages[stage].tiles if 0 <= stage < len(self.stages) else []
@@ -675,7 +674,6 @@ def _breaks_gang(failure: Failure) -> bool:
 
 
 def _seconds_left(members: Sequence[Mapping[int, Report]], stages: range) -> dict[int, float]:
-    """Return how many seconds before the end of a gang its slowest member ended each of its stages."""
     ends = dict.fromkeys(stages, 0.0)
     for reports in members:
         elapsed = 0.0

@@ -438,7 +438,6 @@ def _plain_to_report(plain: Any, *, nested: bool = False) -> Report:  # noqa: AN
 
 
 def _is_sound(report: Report) -> bool:
-    """Return whether every field has its type, every time is finite and no number is negative."""
     parts = (report.init_ms, report.read_ms, report.compute_ms, report.write_ms)
     times = (*parts, report.total_ms, report.wait_ms, report.fetch_ms)
     counts = report.counts

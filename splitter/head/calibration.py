@@ -148,7 +148,6 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _images_of_classes(folders: dict[Path, int]) -> dict[int, list[Path]]:
-    """Return the image files of each class; raises InputError for files that are not images, and for empty folders."""
     files_of: dict[int, list[Path]] = defaultdict(list)
     strays: list[Path] = []
     for folder, index in folders.items():

@@ -72,7 +72,6 @@ def find_head(graph: Graph) -> Head | None:
 
 
 def _trunk_end(graph: Graph) -> str | None:
-    """Return the last map on every path, before the averaging in front of the head."""
     alone = _alone(graph)
     maps = [name for name in alone if len(graph.shapes[name]) == _MAP_RANK]
     if not maps:
@@ -91,7 +90,6 @@ def _trunk_end(graph: Graph) -> str | None:
 
 
 def _alone(graph: Graph) -> list[str]:
-    """Return the tensors, in order, that are the only live tensor at their position."""
     alone = []
     longest = graph.last_use(graph.input)
     for index, node in enumerate(graph.nodes):
@@ -113,7 +111,6 @@ def _is_linear(graph: Graph, node: Node) -> bool:
 
 
 def _logits(graph: Graph, nodes: Sequence[Node]) -> str | None:
-    """Return the last layer's output, biases and factors included; None where more than a tail follows."""
     logits = nodes[0].output
     for position, node in enumerate(nodes[1:], 1):
         affine = node.kind in ("Add", "Sub", "Mul", "Div") and len(graph.activations(node)) == 1

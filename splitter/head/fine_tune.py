@@ -101,7 +101,6 @@ def threads(cost: int) -> Iterator[None]:
 def _course(
     start: TunedHead, network: _Network, parts: tuple[Examples, Examples], steps: Sequence[_Step], progress: Progress
 ) -> TunedHead:
-    """Train with a rate that falls to zero; return the best state at an epoch's end, or `start`."""
     best = start
     training, validation = parts
     for number, (epoch, chosen, ends) in enumerate(steps):
@@ -183,7 +182,6 @@ class _Network:
 
 
 def _distance(logits: Tensor, original: Array) -> Tensor:
-    """Return the divergence from the original's softened answers (Hinton et al. 2015, section 2)."""
     wanted = torch.softmax(torch.from_numpy(original) / _TEMPERATURE, dim=1)
     given = torch.log_softmax(logits / _TEMPERATURE, dim=1)
     return functional.kl_div(given, wanted, reduction="batchmean") * _TEMPERATURE**2

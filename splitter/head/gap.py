@@ -215,7 +215,6 @@ def _noise(shape: Sequence[int], count: int, seed: int) -> NDArray[np.float32]:
 
 
 def _grains(shape: Sequence[int], grain: int, random: np.random.Generator) -> NDArray[np.float32]:
-    """Return smooth noise (C, H, W): values a grid of `grain` apart, linear between."""
     channels, height, width = shape
     coarse = random.standard_normal((channels, height // grain + 2, width // grain + 2), dtype=np.float32)
     for axis, size in ((1, height), (2, width)):

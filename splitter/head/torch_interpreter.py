@@ -87,7 +87,6 @@ def _max_pool(graph: Graph, node: Node, inputs: list[Any]) -> Tensor:
 
 
 def _average_pool(graph: Graph, node: Node, inputs: list[Any]) -> Tensor:
-    """Average whole windows, rescaled where a window counts fewer positions than it has taps."""
     x = _padded(graph, node, inputs[0], 0.0)
     kernel = node.attributes["kernel_shape"]
     mean = torch.full((x.shape[1], 1, *kernel), 1 / float(np.prod(kernel)))

@@ -185,7 +185,6 @@ def _blocked(model: ExternalWeightsModel) -> dict[str, Reason]:
 
 
 def _unread(node: onnx.NodeProto, tensors: InferredTensors, used: set[str]) -> str:
-    """Return why an operator of a kind that can be split cannot be read; empty where it can."""
     if node.op_type != "Split" and used & {*node.output[1:]}:
         return "a result besides its first is used"
     shape = tensors.shapes.get(node.output[0])

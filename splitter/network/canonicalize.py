@@ -131,7 +131,6 @@ def with_free_batch(graph: Graph) -> Graph:
 
 
 def _pad(rewriter: Rewriter, node: Node) -> bool:
-    """Write padding by repetition as Gathers, and negative padding as a Slice."""
     graph, source = rewriter.graph, node.inputs[0]
     amounts, axes, shape = integers(graph, node, 1), integers(graph, node, 3), graph.shapes.get(source)
     if amounts is None or axes is None or shape is None:
@@ -166,7 +165,6 @@ def _pairs(amounts: list[int]) -> list[tuple[int, int]]:
 
 
 def _choose(rewriter: Rewriter, node: Node, chosen: dict[int, NDArray[Any]]) -> bool:
-    """Write an operator as one Gather for each axis on which it chooses indices."""
     source, shape = node.inputs[0], list(rewriter.graph.shapes[node.inputs[0]])
     for number, (axis, indices) in enumerate(chosen.items(), start=1):
         last = number == len(chosen)

@@ -173,7 +173,6 @@ def read_preprocess(path: Path, *, resized: bool = True) -> Preprocess:
 
 
 def _preprocess(table: dict[str, Any]) -> Preprocess:
-    """Fill in defaults; raises PlanError that names the key."""
     channels, by_image = _channels(table), _by_image(table)
     # An unknown order is refused as such, not for its length.
     known = channels if channels in CHANNELS or BAND in channels else "RGB"
@@ -196,7 +195,6 @@ def _preprocess(table: dict[str, Any]) -> Preprocess:
 
 
 def _channels(table: dict[str, Any]) -> str:
-    """Return a letter for each channel; a number stands for so many bands, in the image's order."""
     channels = table.get("channels", "RGB")
     if type(channels) is int and 1 <= channels <= _MOST_CHANNELS and not {"resize", "pad", *_LIMITS} & {*table}:
         return BAND * channels
@@ -204,7 +202,6 @@ def _channels(table: dict[str, Any]) -> str:
 
 
 def _by_image(table: dict[str, Any]) -> ImageNormalisation | None:
-    """Return how pixels are normalised by the whole image, None where they are not."""
     percentiles, unit = None, structure(bool, table.get("zero_mean_unit_variance", False), "zero_mean_unit_variance")
     if "percentiles" in table:
         percentiles = structure(tuple[float, float], table["percentiles"], "percentiles")

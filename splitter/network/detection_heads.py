@@ -161,7 +161,6 @@ def _of_one(tensor: OutputTensor, shape: Shape, labels: int) -> list[DetectionHe
 
 
 def _heads_of_family(family: str, tensors: _Tensors) -> list[DetectionHead]:
-    """Return the head of a family that was named, for a size or strides that are not the usual ones."""
     if family in (NMS, SELECTED):
         return []
     flat = [tensor for tensor in tensors if _is(tensor, "float32", 2)]

@@ -131,7 +131,6 @@ def _in_order(graph: onnx.GraphProto) -> list[str]:
 
 
 def _local(model: ExternalWeightsModel, size: tuple[int, int]) -> set[str]:
-    """Return the maps of which each position follows from a neighbourhood of the image, the image among them."""
     graph, tensors = model.proto.graph, InferredTensors.of(model.proto)
     constants = {tensor.name: numpy_helper.to_array(tensor).shape for tensor in graph.initializer}
     constants |= {name: value.shape for name, value in model.large.items()}

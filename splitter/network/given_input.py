@@ -171,7 +171,6 @@ def with_usual_input(model: ExternalWeightsModel) -> tuple[ExternalWeightsModel,
 
 
 def _described(rewrite: _Rewrite) -> GivenInput:
-    """Describe the input; raises ModelError with the reason for one that is not an image."""
     inputs = rewrite.model.inputs
     if len(inputs) != 1:
         names = ", ".join(repr(value.name) for value in inputs) or "none"
@@ -400,7 +399,6 @@ class _Rewrite:
         return frozenset(stacked)
 
     def _of_several(self, node: onnx.NodeProto, several: dict[str, _Several]) -> onnx.NodeProto | None:
-        """Return an operator on one image as one on several, None where it has no such form."""
         read = [several.get(name) for name in node.input]
         if not any(read) or len(node.output) != 1:
             return None
@@ -426,7 +424,6 @@ class _Rewrite:
         return tuple(self._constants[name].dims) if name in self._constants else None
 
     def _renamed(self, suffix: str, dims: Sequence[TensorShapeProto.Dimension]) -> str:
-        """Give the input a new name and other axes; return the name."""
         kept = [TensorShapeProto.Dimension.FromString(dim.SerializeToString()) for dim in dims]
         image = self.input
         image.name = f"{image.name}.{suffix}"

@@ -84,7 +84,8 @@ class Graph:
     `unreduced` are the number of the output that was reduced (reductions.py), and its bytes of one image before that.
     With `sizes` it is one part that takes images of all of these, and `shapes` are those of the largest.
     With `statistics` (windows/global_statistics.py) it has a second input, STATISTICS, from which `fixed` are computed:
-    vectors and maps of one position, as large for every image.
+    vectors and maps of one position, as large for every image. With `exact_places`, what a row of a linear or cubic
+    Resize reads is not rounded as runtimes do, in float32: windows of a large image are alike then.
     """
 
     nodes: tuple[Node, ...]
@@ -102,6 +103,7 @@ class Graph:
     sizes: PlanSizes | None = None
     statistics: tuple[Statistic, ...] = ()
     fixed: frozenset[str] = frozenset()
+    exact_places: bool = False
 
     @property
     def output(self) -> str:

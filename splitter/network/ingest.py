@@ -106,7 +106,7 @@ def plain_network(
         ) from error
     graph = with_batch_first(without_identities(with_own_scales(_read_graph(light), moved)))
     rounding = ROUNDING * wide.rounded
-    graph = replace(graph, half=wide.half & graph.weights.keys(), rounding=rounding)
+    graph = replace(graph, half=wide.half & graph.weights.keys(), rounding=rounding, exact_places=any_size)
     check_batch(graph)
     given = names or tuple(value.name for value in light.proto.graph.output)
     graph, changed = reduced(graph, reduction, given) if reduction else (graph, {})
@@ -142,7 +142,6 @@ def _multiple(size: int, up: bool) -> int:  # noqa: FBT001 - which of two neighb
 
 
 def _unfitting(model: ExternalWeightsModel, height: int, width: int) -> str | None:
-    """Return why shapes cannot be inferred of an image's size, None where they can."""
     try:
         shape_inference.infer_shapes(with_static_input(model, height, width).proto, strict_mode=True, data_prop=True)
     except Exception as error:  # noqa: BLE001 - ONNX raises several kinds
@@ -190,7 +189,6 @@ def with_static_input(model: ExternalWeightsModel, height: int, width: int) -> E
 
 
 def _simplified(model: ExternalWeightsModel) -> ExternalWeightsModel:
-    """Inline functions and fold constants, and keep only what the output depends on."""
     whole = model.whole()
     onnxscript.optimizer.optimize_ir(whole, should_fold=_is_no_growth)
     RemoveUnusedNodesPass()(whole)

@@ -2,7 +2,10 @@
 
 Resizing is separable and linear, so resizing the columns of a unit matrix shows the weights; columns whose ones lie far
 apart are added up and resized as one. Weights are read off ONNX Runtime rather than computed again: it rounds
-coordinates to float32, which at a thousand rows moves a weight by 1e-5.
+coordinates to float32, which at a thousand rows moves a weight by 1e-5. Windows of large images, which a network would
+round much more, have the weights of exact places (`Graph.exact_places`).
+
+Of a size that is resized by a factor, torch, ONNX Runtime and ONNX's shape inference make different ones: `made_size`.
 """
 
 from __future__ import annotations
@@ -11,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
-from math import floor
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,7 @@ INTERPOLATION = (
     *("cubic_coeff_a", "exclude_outside", "antialias"),
 )
 """The attributes of a Resize that its weights depend on."""
+_HALF = (b"half_pixel", b"pytorch_half_pixel")
 _SCALES = 2
 _LARGEST_DENOMINATOR = 1000
 Moved = dict[float, float]
@@ -93,14 +96,30 @@ def interpolation(graph: Graph, node: Node, axis: int) -> Interpolation:
 
 def _interpolation(graph: Graph, node: Node, axis: int) -> Interpolation:
     sizes = graph.shapes[node.inputs[0]][axis], graph.shapes[node.output][axis]
+    if graph.exact_places and (exact := exact_interpolation(node.attributes, *sizes, ratio_of(graph, node, axis))):
+        return exact
     return interpolation_of(node.attributes, *sizes, _scale(graph, node, axis), graph.opset)
+
+
+def ratio_of(graph: Graph, node: Node, axis: int) -> Fraction:
+    """Return how many rows of the input one row of the output stands for, but where corners are aligned."""
+    scale = scale_of(graph, node, axis)
+    return Fraction(graph.shapes[node.inputs[0]][axis], graph.shapes[node.output][axis]) if scale is None else 1 / scale
+
+
+def scale_of(graph: Graph, node: Node, axis: int) -> Fraction | None:
+    """Return the axis's scale, as plain a number as it was meant, where the operator has scales."""
+    scale = _scale(graph, node, axis)
+    return None if scale is None else _plain(scale)
 
 
 def is_runtimes(graph: Graph, node: Node) -> bool:
     """Return whether ONNX Runtime makes the rows and columns of a Resize itself: by scales torch may have others."""
     before, after = graph.shapes[node.inputs[0]], graph.shapes[node.output]
     scales = {axis: _scale(graph, node, axis) for axis in NCHW}
-    return all(scale is None or runtime_size(scale, before[axis]) == after[axis] for axis, scale in scales.items())
+    return all(
+        scale is None or made_size(scale, before[axis], by_torch=False) == after[axis] for axis, scale in scales.items()
+    )
 
 
 def interpolation_of(
@@ -112,7 +131,6 @@ def interpolation_of(
 
 
 def _scale(graph: Graph, node: Node, axis: int) -> float | None:
-    """Return the axis's scale where the operator has scales, None where it has sizes."""
     scales = graph.weights.get(node.inputs[2]) if len(node.inputs) > 2 else None  # noqa: PLR2004 - X, roi, scales
     if scales is None or not scales.size:
         return None
@@ -127,8 +145,9 @@ def _measured(
     made = outputs
     if scale is not None:
         upward = float(np.nextafter(np.float32(scale), np.float32(np.inf)))
-        scale = scale if runtime_size(scale, inputs) >= outputs else upward  # of which torch makes one row more
-        made = runtime_size(scale, inputs)
+        if made_size(scale, inputs, by_torch=False) < outputs:
+            scale = upward  # of which torch makes one row more
+        made = made_size(scale, inputs, by_torch=False)
     wide = inputs == outputs  # resized to the size that it has, a map is copied whatever its scales: it gets a column
     axes = [*NCHW] if wide else [ROW_AXIS]
     given = ["", "", "given"] if scale is None else ["", "given"]
@@ -171,19 +190,49 @@ def _banded(
     np.maximum.at(stop, rows, columns + 1)
     stop = np.maximum(stop, first + 1)
     weights = np.zeros((outputs, int((stop - first).max())), dtype=np.float32)
-    weights[rows, columns - first[rows]] = values
+    np.add.at(weights, (rows, columns - first[rows]), values)  # at an end, several taps are of one row
     return Interpolation(inputs, first, stop, weights)
 
 
-def runtime_size(scale: float, size: int) -> int:
-    """Return how many rows ONNX Runtime makes of `size`."""
-    return int(np.float32(scale) * np.float32(size))
+def exact_interpolation(
+    attributes: Mapping[str, Any], inputs: int, outputs: int, ratio: Fraction
+) -> Interpolation | None:
+    """Return linear or cubic weights without rounded places, None for other modes: a row stands for `ratio` rows."""
+    mode, where = attributes.get("mode"), attributes.get("coordinate_transformation_mode", b"half_pixel")
+    other = attributes.get("antialias") or attributes.get("exclude_outside") or inputs == outputs
+    if other or mode not in (b"linear", b"cubic") or where not in (*_HALF, b"asymmetric", b"align_corners"):
+        return None
+    if where == b"align_corners":
+        ratio = Fraction(inputs - 1, max(1, outputs - 1))
+    shift = (ratio - 1) / 2 if where in _HALF and (outputs > 1 or where == b"half_pixel") else Fraction(0)
+    unit = ratio.denominator * shift.denominator
+    places = np.arange(outputs) * int(ratio * unit) + int(shift * unit)
+    if mode == b"linear":
+        places = places.clip(0, (inputs - 1) * unit)
+    columns, rest = places[:, None] // unit + np.arange(-1, 3), places[:, None] % unit / unit
+    if mode == b"linear":
+        weights = np.maximum(0, 1 - np.abs(np.arange(-1, 3) - rest))
+    else:
+        far, a = np.abs(np.arange(-1, 3) - rest), float(attributes.get("cubic_coeff_a", -0.75))
+        near = ((a + 2) * far - (a + 3)) * far**2 + 1
+        weights = np.where(far <= 1, near, ((far - 5) * far + 8) * far * a - 4 * a) * (far < 2)  # noqa: PLR2004
+    row, tap = np.nonzero(weights)
+    return _banded(inputs, outputs, row, columns[row, tap].clip(0, inputs - 1), weights[row, tap])
 
 
-def torch_size(scale: float, size: int) -> int:
-    """Return how many rows torch makes of `size`: its scale is the plainest number that is this float32 one."""
-    plain = float(Fraction(float(scale)).limit_denominator(_LARGEST_DENOMINATOR))
-    return floor((plain if np.float32(plain) == np.float32(scale) else float(str(np.float32(scale)))) * size)
+def made_size(scale: float, size: Any, *, by_torch: bool) -> Any:  # noqa: ANN401 - a number, or an array of them
+    """Return how many rows torch makes of `size`, in float64, or ONNX Runtime, in float32.
+
+    ONNX's own shape inference has yet another rule, whose sizes are of no use here.
+    """
+    made = np.float64(_plain(scale)) * size if by_torch else np.float32(scale) * np.asarray(size, np.float32)
+    return np.floor(made).astype(np.int64) if np.ndim(size) else int(made)
+
+
+def _plain(scale: float) -> Fraction:
+    """Return the plainest number that is a scale in float32: that which was written in Python."""
+    plain = Fraction(float(scale)).limit_denominator(_LARGEST_DENOMINATOR)
+    return plain if np.float32(plain) == np.float32(scale) else Fraction(str(np.float32(scale)))
 
 
 def with_moved_scales(model: onnx.ModelProto, *, exported: bool) -> Moved:
@@ -201,7 +250,7 @@ def with_moved_scales(model: onnx.ModelProto, *, exported: bool) -> Moved:
             continue
         own = scales.copy()
         for place, axis in enumerate(axes):
-            wanted = (torch_size if exported else runtime_size)(scales[place], before[axis])
+            wanted = made_size(scales[place], before[axis], by_torch=exported)
             if wanted != after[axis]:
                 scales[place] = np.nextafter(scales[place], np.float32(np.inf if wanted > after[axis] else 0))
                 moved[float(scales[place])] = float(own[place])
@@ -237,7 +286,6 @@ def with_own_scales(graph: Graph, moved: Moved) -> Graph:
 
 
 def _scales_of(model: onnx.ModelProto, node: onnx.NodeProto) -> NDArray[np.float32] | None:
-    """Return the scales of a Resize, None where they are not constant."""
     name = node.input[_SCALES] if len(node.input) == _SCALES + 1 else ""
     tensors = [tensor for tensor in model.graph.initializer if name and tensor.name == name]
     tensors += [

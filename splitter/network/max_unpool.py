@@ -54,7 +54,6 @@ def _even_maps(model: onnx.ModelProto) -> set[str]:
 
 
 def _is_local(node: onnx.NodeProto) -> bool:
-    """Return whether a pool, or what undoes it, has windows of 2 x 2 next to each other, and no size of its own."""
     attributes: dict[str, Any] = {item.name: helper.get_attribute_value(item) for item in node.attribute}
     plain = not any(attributes.get("pads", ())) and attributes.get("auto_pad", b"NOTSET") in (b"NOTSET", b"VALID")
     whole = not attributes.get("ceil_mode") and not attributes.get("storage_order") and len(node.input) < _WITH_SHAPE
@@ -88,7 +87,6 @@ def _write_unpool(node: onnx.NodeProto, pool: onnx.NodeProto, zero: str) -> list
 
 
 def _forget_places(graph: onnx.GraphProto) -> None:
-    """Leave out the second outputs of pools that nothing reads any more."""
     read = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
     for node in graph.node:
         if node.op_type == "MaxPool" and len(node.output) > 1 and node.output[1] not in read:

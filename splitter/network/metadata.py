@@ -131,7 +131,6 @@ def _scaled(
     std: float = 1.0,
     pad: Pad | None = None,
 ) -> Preprocess | None:
-    """Return a preprocessing with one mean and std for all channels; None where the network takes other channels."""
     if len(order) != channels:
         return None
     return Preprocess(resize, interpolation, order, scale, (mean,) * channels, (std,) * channels, pad)
@@ -160,7 +159,6 @@ def parse_names(text: str) -> tuple[str, ...]:
 
 
 def _unquoted(token: str) -> str:
-    """Return the value of a text in quotes; empty for one that is not a label: control characters, half a character."""
     try:
         value = _ESCAPE.sub(_unescaped, token[1:-1]).encode("utf-16", "surrogatepass").decode("utf-16")
     except (ValueError, OverflowError):  # half a character, or no character's number

@@ -300,7 +300,6 @@ def _unknown(library: str, name: str, known: Any) -> ModelError:  # noqa: ANN401
 
 
 def _preprocess(shape: Shape, crop: float | None, interpolation: str, mean: Any, std: Any) -> Preprocess | None:  # noqa: ANN401 - numbers
-    """Return the preprocessing of metadata in their proportions; None for channels of which they say nothing."""
     if shape[0] != len(mean):
         return None
     resize = None if crop is None else math.floor(min(shape[1:]) / crop + 1e-6)
@@ -320,7 +319,6 @@ def _torch_place(url: str) -> Path:
 
 
 def _hugging_face_file(hub_id: str, names: tuple[str, ...]) -> Path | None:
-    """Return the first of a repository's files, `owner/name` or `owner/name@revision`, that is in its hub's cache."""
     repository, _, revision = hub_id.partition("@")
     caches = Path(
         os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"), "hub"

@@ -108,13 +108,11 @@ def _second(side: SideSizes) -> int:
 
 
 def _forms(sizes: InputSizes, shapes: _Shapes, number: int, rounded: bool) -> tuple[AxisForm, ...]:  # noqa: FBT001 - one of two ways
-    """Return the forms of the axes of an output; where sizes are `rounded`, with the steps by which."""
     first = shapes.of((sizes.rows.least, sizes.columns.least))[number]
     return tuple(_form(sizes, shapes, number, axis, rounded) for axis in range(len(first)))
 
 
 def _form(sizes: InputSizes, shapes: _Shapes, number: int, axis: int, rounded: bool) -> AxisForm:  # noqa: FBT001 - same
-    """Return the form of an axis from its sizes at two rows and two columns that are a step apart."""
     low, left = sizes.rows.least, sizes.columns.least
 
     def at(rows: int, columns: int) -> int:
@@ -140,7 +138,6 @@ def _probed(side: SideSizes, sizes: InputSizes, other: int) -> int:
 
 
 def _steps(side: SideSizes, at: Callable[[int], int], rounded: bool) -> tuple[Steps, int]:  # noqa: FBT001 - same
-    """Return the steps in which an axis grows along a side, and the first size that is a step beyond the least one."""
     if not rounded:
         return Steps(), _second(side)
     sizes = range(side.least, min(side.most, side.least + _PROBES * side.multiple) + 1, side.multiple)

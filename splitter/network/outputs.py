@@ -85,7 +85,6 @@ def _dims(graph: Graph, tensor: str, name: str) -> tuple[int, ...]:
 
 
 def _finished(rewriter: Rewriter, tensor: str, *, alone: bool) -> str:
-    """Append what makes an output a float32 map or vector; at least an Identity where it is not the last tensor."""
     graph, shape, last = rewriter.graph, rewriter.graph.shapes[tensor], tensor
     if tensor in graph.others:
         last = rewriter.add(

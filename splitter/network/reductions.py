@@ -122,7 +122,6 @@ def _reduced(values: _Array, reduction: Reduction) -> NDArray[Any]:
 
 
 def _linear(values: _Array, axis: int, size: int) -> _Array:
-    """Return values resized along an axis: linear between the centres of pixels, the outermost repeated."""
     have = values.shape[axis]
     places = np.clip((np.arange(size) + 0.5) * (have / size) - 0.5, 0, have - 1)
     first = np.floor(places).astype(np.int64)

@@ -109,7 +109,6 @@ class SizedExports:
         return made
 
     def _beside(self, size: Size) -> str:
-        """Say which condition of the module's Python sizes do not share."""
         for (height, width), export in self.made:
             broken = export.guards.broken(size)
             if broken:

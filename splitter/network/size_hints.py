@@ -55,7 +55,6 @@ def strides(model: ExternalWeightsModel) -> Size:
 
 
 def _step(node: onnx.NodeProto, constants: dict[str, onnx.TensorProto]) -> tuple[Fraction, Fraction]:
-    """Return by how much coarser a map becomes, in rows and columns."""
     attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
     one = Fraction(1)
     if node.op_type in _STRIDED:

@@ -48,7 +48,6 @@ def with_batch_first(graph: Graph) -> Graph:
 
 
 def _added(rewriter: Rewriter, makers: dict[str, Node], node: Node) -> Node | None:
-    """Return the last of the additions that the sum of a stack of maps is."""
     graph = rewriter.graph
     if node.kind != "ReduceSum" or integers(graph, node, 1) != [0] or node.attributes.get("keepdims", 1):
         return None
@@ -76,7 +75,6 @@ def _one_move(first: Node, second: Node) -> Node | None:
 
 
 def _moved_behind(rewriter: Rewriter, move: Node, node: Node) -> Node | None:
-    """Append an operator on moved axes before the transpose, and return the transpose that follows it."""
     perm: list[int] = move.attributes["perm"]
     acted = _acting(rewriter, node, perm) if perm[0] != 0 else None
     if acted is None:
@@ -91,7 +89,6 @@ def _moved_behind(rewriter: Rewriter, move: Node, node: Node) -> Node | None:
 
 
 def _grid(rewriter: Rewriter, move: Node, node: Node) -> Node | None:
-    """Append what picks a grid of rows and columns on moved axes as two Gathers, and return the transpose."""
     indices = rewriter.graph.weights.get(node.inputs[1]) if node.kind == "GatherND" else None
     perm: list[int] = move.attributes["perm"]
     pairs = indices is not None and indices.ndim == _GRID_RANK and indices.shape[-1] == len(_ROW_AND_COLUMN)
@@ -113,7 +110,6 @@ _Acting = tuple[str, tuple[str, ...], dict[str, Any], Collection[int]]
 
 
 def _acting(rewriter: Rewriter, node: Node, perm: Sequence[int]) -> _Acting | None:
-    """Return kind, constants and attributes of an operator for axes that were not moved, and which of them vanish."""
     graph = rewriter.graph
     picks = _picks(graph, node)
     if picks is not None:
@@ -129,7 +125,6 @@ def _acting(rewriter: Rewriter, node: Node, perm: Sequence[int]) -> _Acting | No
 
 
 def _picks(graph: Graph, node: Node) -> NDArray[Any] | None:
-    """Return the constant indices (or one index) picked along the first axis alone, None for any other operator."""
     if node.kind not in ("Gather", "GatherND") or node.inputs[1] not in graph.weights:
         return None
     indices = graph.weights[node.inputs[1]]
@@ -141,7 +136,6 @@ def _picks(graph: Graph, node: Node) -> NDArray[Any] | None:
 
 
 def _unfolded(graph: Graph, makers: dict[str, Node], node: Node) -> Node | None:
-    """Return one transpose for Reshape, Transpose, Reshape that only swap the last two axes; None for others."""
     swap = makers.get(node.inputs[0])
     fold = makers.get(swap.inputs[0]) if swap and swap.attributes.get("perm") == _SWAPPED else None
     if not fold or not node.kind == fold.kind == "Reshape":

@@ -149,7 +149,6 @@ class Search:
 
     @cached_property
     def _batches(self) -> dict[Vertex, dict[int, _EdgeBatch]]:
-        """The stages that may follow each vertex, by the data path of their inputs."""
         by_path: dict[Vertex, dict[int, list[Edge]]] = {}
         for vertex, edges in self._from.items():
             for edge in edges:
@@ -202,7 +201,6 @@ class Search:
         return min(fitting, key=lambda chain: (_value(goal, chain), chain.usd, chain.seconds), default=None)
 
     def _incumbent(self, goal: Goal) -> Chain | None:
-        """Return the best chain of the convex hull: an upper bound of the best value."""
         fitting = [chain for chain in self.convex_hull if goal.holds(chain.seconds, chain.usd)]
         return min(fitting, key=lambda chain: _value(goal, chain), default=None)
 
@@ -213,7 +211,6 @@ class Search:
     def _extended(
         self, vertex: Vertex, labels: Mapping[Vertex, list[_Labels]], goal: Goal, bound: float
     ) -> list[_Labels]:
-        """Return the chains to every state of a vertex that may still become the best."""
         by_state: dict[tuple[int, int], list[_Labels]] = {}
         seconds_left, usd_left = (left[vertex] for left in self._bounds)
         for edge in self._into[vertex]:

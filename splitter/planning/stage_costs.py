@@ -205,7 +205,6 @@ class StageEnumerator:
         grid: Grid,
         starts: Collection[int],
     ) -> Iterator[StageWork]:
-        """Yield the stage from every earlier cut of `starts` to this one, the nearest first."""
         rows = self._axis(graph, cut, targets, ROW_AXIS, grid)
         cols = self._axis(graph, cut, targets, COL_AXIS, grid)
         costs, written, macs = np.zeros((2, grid.tiles)), np.zeros(grid.tiles), 0
@@ -292,7 +291,6 @@ class StageEnumerator:
         return self._signature_numbers.setdefault(signature, len(self._signature_numbers))
 
     def _layout_costs(self, graph: Graph, views: _Views) -> Floats:
-        """Return each tile's cost of converting a tensor for its readers, as an array (2, tiles)."""
         known = (views.tensor, views.readers, self._pools)
         if known not in self._known_signatures:
             readers = tuple(self._signature_number(graph, reader) for reader in views.readers)
@@ -330,7 +328,6 @@ class StageEnumerator:
     def _conversion_cost(
         self, graph: Graph, tensor: str, have: Rect, needs: Needs, *, is_input: bool, part: Rect | None
     ) -> Floats:
-        """Return the serial and parallel seconds of converting a tensor for its readers, and `part` of it as output."""
         works = conversion_work(graph, tensor, have, needs, is_input=is_input)
         if part:
             works += output_work(graph, tensor, have, part)
@@ -340,7 +337,6 @@ class StageEnumerator:
     def _whole_layout_cost(
         self, tensor: str, start: int, stop: int, *, is_input: bool = False, is_output: bool = False
     ) -> Floats:
-        """Return the cost of converting a tensor for its readers in the only tile of nodes [start, stop)."""
         graph = self._graph
         readers = tuple(index for index in self._graph.readers.get(tensor, ()) if start <= index < stop)
         key = (tensor, readers, is_input, is_output)
@@ -365,7 +361,6 @@ class StageEnumerator:
 
     @cached_property
     def _before(self) -> Floats:
-        """Serial and parallel seconds of the first n nodes in one piece, for every n: an array (2, nodes + 1)."""
         count = len(self._graph.nodes)
         handed = [self._whole_layout_cost(node.output, 0, count) for node in self._graph.nodes]
         costs = np.array([part[:2] for part in self._whole_parts]) + handed
@@ -382,7 +377,6 @@ class StageEnumerator:
 
 
 def _views(rows: _StageAxis, cols: _StageAxis, tensor: str, cut: int | None = None) -> _Views:
-    """Return how a stage reads a tensor that it computes, or one of the cut before a node, which is its input."""
     down, across = rows.views(tensor, cut), cols.views(tensor, cut)
     return _Views(
         tensor, rows.readers(tensor, cut), cut is not None, cut is None and rows.is_target(tensor), down, across

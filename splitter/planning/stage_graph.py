@@ -191,7 +191,6 @@ class StageGraph:
                     yield replace(enumerator.whole(left, right), untiled_macs=untiled_macs)
 
     def _works_on(self, grid: Grid, enumerator: StageEnumerator, least: int) -> Iterator[StageWork]:
-        """Yield the stages on a grid; gangs take those that they may consist of."""
         spans = self._spans.get(grid, frozenset())
         inner, begins = self._gangs.positions(grid), dict[int, set[int]]()
         for start, stop in spans:
@@ -219,7 +218,6 @@ class StageGraph:
         return self._prices.object_cuts(candidates, [cut.position for cut in self.cuts[1:-1]])
 
     def _gang_edges(self, candidates: Sequence[CandidateStage]) -> list[Edge]:
-        """Return the gangs that no stage on one tile, of the best rank, beats; all of them where there must be one."""
         whole = [candidate for candidate in candidates if candidate.work.grid == ONE and not any(candidate.rank)]
         prices = GangPrices(self.graph, self._gangs, self.budget.memory_mb, self._limits, self._prices)
         return prices.edges(whole if self.gang != "always" else (), self._object_cuts(candidates))

@@ -129,7 +129,6 @@ class StagePrices:
         return np.asarray(sum(map(self._pieces, work.accesses), np.zeros((len(self.grids), work.grid.tiles))))
 
     def _different_ranges(self, work: StageWork) -> tuple[Floats, list[int]]:
-        """Return the rows of `ranges` that differ, and for each grid which of them it has."""
         if not work.start:
             return np.zeros((1, 1)), [0] * len(self.grids)
         ranges = self.ranges(work)

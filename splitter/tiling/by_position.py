@@ -22,7 +22,7 @@ from onnx import TensorProto
 
 from serfer.core.geometry import Span, even_parts
 from serfer.splitter.network.graph import COL_AXIS, NCHW, ROW_AXIS, STATISTICS, Axes, Bins, Graph, Node
-from serfer.splitter.network.interpolation import interpolation
+from serfer.splitter.network.interpolation import interpolation, ratio_of
 from serfer.splitter.tiling.onnx_builder import OnnxBuilder
 from serfer.splitter.tiling.receptive_field import ReceptiveField, Spans, all_rows
 from serfer.splitter.tiling.resizing import MOST_ROWS, Resize, banded_product
@@ -68,7 +68,6 @@ class Place:
 
 
 def _calculated(builder: OnnxBuilder, value: str, name: str, steps: Sequence[tuple[str, NDArray[Any]]]) -> str:
-    """Append operators that each combine what is before it with a constant, and return the last result."""
     for number, (kind, operand) in enumerate(steps):
         step = f"{name}.{number}"
         value = builder.append(kind, [value, builder.constant(f"{step}.by", operand)], step)
@@ -81,13 +80,8 @@ class LinearResize:
 
     inputs: int
     outputs: int
+    ratio: Fraction
     aligned: bool
-
-    @property
-    def ratio(self) -> Fraction:
-        if self.aligned:
-            return Fraction(self.inputs - 1, max(1, self.outputs - 1))
-        return Fraction(self.inputs, self.outputs)
 
     @property
     def shift(self) -> Fraction:
@@ -142,11 +136,12 @@ class ResizeByPosition(Resize):
 
 def linear_resize(graph: Graph, node: Node, axis: int) -> LinearResize:
     aligned = node.attributes.get("coordinate_transformation_mode") == b"align_corners"
-    return LinearResize(extent(graph, node.inputs[0], axis), extent(graph, node.output, axis), aligned)
+    inputs, outputs = extent(graph, node.inputs[0], axis), extent(graph, node.output, axis)
+    ratio = Fraction(inputs - 1, max(1, outputs - 1)) if aligned else ratio_of(graph, node, axis)
+    return LinearResize(inputs, outputs, ratio, aligned)
 
 
 def _growths(node: Node, axis: int) -> tuple[Fraction, Fraction]:
-    """Return how many rows (or columns) of its output and of its input one of the image makes."""
     made, read = (attribute[axis - ROW_AXIS] for attribute in node.attributes[RATES])
     return made, read
 
@@ -181,7 +176,6 @@ def _turned(pair: tuple[_Any, _Any], axis: int) -> tuple[_Any, _Any]:
 
 
 def _within(field: ReceptiveField, part: Span, have: Span) -> Span:
-    """Return what a part of the output reads, among the rows that the tile has."""
     start, stop = field(np.array([[part.start], [part.stop]]))[:, 0].tolist()
     return Span(min(max(start, have.start), have.stop - 1), max(min(stop, have.stop), have.start + 1)).within(have)
 

@@ -124,7 +124,6 @@ def _ring(cells: Sequence[_Part]) -> _Order:
 
 
 def _improve(order: _Order, cost: Callable[[_Order], int]) -> _Order:
-    """Move one cell at a time to where it saves ranges, until no move does."""
     current, score = order, cost(order)
     improved = True
     while improved:

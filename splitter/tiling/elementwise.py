@@ -90,7 +90,6 @@ class Channelwise(Rule):
 
 
 def _common(graph: Graph, node: Node) -> Axes | None:
-    """Return where rows and columns are in all activations that an operator reads, if that is one place."""
     names = graph.activations(node)
     places = {graph.axes(name) for name in names}
     sizes = {graph.shape(name).whole for name in names}

@@ -81,7 +81,6 @@ def split_graph(
 
 
 def _forms(source: Source, sample: Array, sizes: InputSizes, results: Sequence[Result]) -> PlanSizes:
-    """Return the sizes of a network's outputs; raises ModelError for a module, which was exported at one size."""
     if source.exported:
         raise ModelError(
             "a range of sizes is for .onnx files whose rows and columns are open: export the module with dynamic axes, "

@@ -74,7 +74,6 @@ def _grouped(graph: Graph, unfold: Node) -> _Norm | None:
 
 
 def _maker(graph: Graph, tensor: str, kind: str) -> Node | None:
-    """Return the operator of this kind that computes a tensor, None where another one does."""
     return next((node for node in graph.nodes if node.output == tensor and node.kind == kind), None)
 
 
@@ -119,7 +118,6 @@ class _Writer:
         self.nodes.append(Node(norm.node.name, "Add", inputs, name))
 
     def _pooled(self, norm: _Norm, source: str, what: str) -> str:
-        """Append the mean of each channel of `source`, or of each group of channels; shape (C, 1, 1)."""
         channels = self.graph.shapes[norm.source][1]
         pooled = self._add(norm, what, "GlobalAveragePool", (source,), (1, channels, 1, 1))
         if norm.groups == channels:

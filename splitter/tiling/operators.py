@@ -184,7 +184,6 @@ def column_splittable(graph: Graph, node: Node) -> bool:
 
 
 def _is_column_by_column(graph: Graph, node: Node) -> bool:
-    """Return whether each column of the operator's output vector needs that column of its inputs alone."""
     vectors = all(len(graph.shapes[name]) == VECTOR_RANK for name in (node.output, *graph.activations(node)))
     width = graph.shapes[node.output][-1]
     fits = all(graph.weights[name].shape[-1:] in ((), (1,), (width,)) for name in graph.constants(node))
@@ -203,7 +202,6 @@ def _find_replicated(graph: Graph, node: Node) -> bool:
 
 
 def _is_small(graph: Graph, node: Node) -> bool:
-    """Return whether the operator works on vectors and maps of one position alone."""
     names = [*graph.activations(node), node.output]
     return all(graph.axes(name) is None or graph.shape(name).whole.area == 1 for name in names)
 

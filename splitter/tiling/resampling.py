@@ -170,7 +170,6 @@ class MatMul(Rule):
         return node.inputs[1] in graph.weights
 
     def _mixed(self, graph: Graph, node: Node) -> int | None:
-        """Return ROW_AXIS or COL_AXIS where the product mixes rows or columns."""
         product, places = matrix_of(graph, node), graph.axes(graph.activations(node)[0])
         if product is None or places is None or product[0] not in places:
             return None
@@ -246,7 +245,6 @@ class TransposedConvolution(Rule):
 
 
 def _spread(node: Node, axis: int) -> tuple[int, int, int]:
-    """Return stride, reach and leading pad of a transposed convolution."""
     index, attributes = axis - ROW_AXIS, node.attributes
     dilation = (attributes.get("dilations") or [1, 1])[index]
     reach = dilation * (attributes["kernel_shape"][index] - 1) + 1

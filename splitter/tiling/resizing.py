@@ -56,7 +56,6 @@ Side = tuple[int, Interpolation, Span, Span]
 
 
 def _sides(tile: TileOperator) -> list[Side]:
-    """Return, for rows and columns, the axis, its interpolation, the tile's part and what it reads."""
     need = tile.read.clipped
     spans = ((ROW_AXIS, tile.region.rows, need.rows), (COL_AXIS, tile.region.cols, need.cols))
     return [(axis, interpolation(tile.graph, tile.node, axis), out, have) for axis, out, have in spans]
@@ -101,7 +100,6 @@ def _crop_part(tile: TileOperator, side: Side, *, scaled: bool) -> tuple[Span, S
 
 
 def _mix(builder: OnnxBuilder, tile: TileOperator) -> None:
-    """Append the operator as one step for columns and one for rows, first the one after which less is left."""
     copies = tile.node.attributes.get("mode", b"nearest") == b"nearest"
     sides = sorted(_sides(tile), key=lambda side: (side[2].size / side[3].size, -side[0]))
     source = tile.inputs[0]

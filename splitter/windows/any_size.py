@@ -11,6 +11,7 @@ from math import lcm, prod
 
 from serfer.core.errors import ModelError, UsageError
 from serfer.core.plan import NO_TILE, SizeRules, WindowRules, Windows
+from serfer.core.plan.windows import Ending
 from serfer.splitter.network.graph import COL_AXIS, ROW_AXIS
 from serfer.splitter.windows.any_size_checks import SizeGraphs, check_middle, following
 from serfer.splitter.windows.any_size_network import AnySizeNetwork
@@ -63,7 +64,6 @@ def any_size_tiles(network: AnySizeNetwork, side: int, parts: int = 1) -> Window
 
 
 def _table(sides: Sequence[tuple[RuledAxis, RuledAxis]]) -> tuple[tuple[int, ...], ...]:
-    """Return the tile of each kind of rows and kind of columns: kinds of windows of two sides never meet."""
     table, number = list[list[int]](), 0
     width, before = sum(len(across.kinds) for _, across in sides), 0
     for down, across in sides:
@@ -76,7 +76,6 @@ def _table(sides: Sequence[tuple[RuledAxis, RuledAxis]]) -> tuple[tuple[int, ...
 
 
 def _sides(graphs: SizeGraphs, side: int, most: int) -> list[tuple[RuledAxis, RuledAxis]]:
-    """Return the rules of windows of `side` and of halves of it: as many as there is room for, evenly chosen."""
     network, axes = graphs.network, graphs.axes
     wanted, largest = [*_halves(network, side)], (_ruled(axis, side, 0) for axis in axes)
     tiles = prod(len(axis_rule.kinds) for axis_rule in largest)
@@ -105,12 +104,11 @@ def _sides(graphs: SizeGraphs, side: int, most: int) -> list[tuple[RuledAxis, Ru
     return sides
 
 
-def _ruled(axes: Mapping[int, NetworkAxis], side: int, kinds: int) -> RuledAxis:
+def _ruled(axes: Mapping[Ending, NetworkAxis], side: int, kinds: int) -> RuledAxis:
     return ruled_axis(axes, side // next(iter(axes.values())).pixels, kinds)
 
 
 def _halves(network: AnySizeNetwork, side: int) -> Iterator[int]:
-    """Yield a side and halves of it that are multiples of the unit, as long as they stand for pixels enough."""
     rows, cols = network.large
     unit = lcm(rows.pixels, cols.pixels)
     least = _LEAST_SIDE * rows.pixels / rows.known.stride
@@ -121,7 +119,7 @@ def _halves(network: AnySizeNetwork, side: int) -> Iterator[int]:
             return
 
 
-def _fewer_residues(network: AnySizeNetwork, axes: Sequence[Mapping[int, NetworkAxis]], tiles: int) -> int:
+def _fewer_residues(network: AnySizeNetwork, axes: Sequence[Mapping[Ending, NetworkAxis]], tiles: int) -> int:
     """Return the least multiple of pixels for which about half as many kinds of windows as there may be are left."""
     most = (tiles / 2) ** 0.5
     unit, residues = network.rows.stride, max(len(axis) for axis in axes)
@@ -136,17 +134,17 @@ def with_common_sizes(rules: Sequence[SizeRules]) -> list[SizeRules]:
     parts = [list(size_rules.sides) for size_rules in rules]
     for name in ("rows", "cols"):
         axes = [[getattr(side, name) for side in sides] for sides in parts]
-        leasts = [{end.residue: end.least for end in sides[-1].ends} for sides in axes]
+        leasts = [{end.ending: end.least for end in sides[-1].ends} for sides in axes]
         least = {
-            residue: max(shortest[residue] for shortest in leasts)
-            for residue in leasts[0]
-            if all(residue in shortest for shortest in leasts)
+            ending: max(shortest[ending] for shortest in leasts)
+            for ending in leasts[0]
+            if all(ending in shortest for shortest in leasts)
         }
         if not least:
             raise ModelError("no image has a size that all passes over it take: give the sizes of your images")
         for number, sides in enumerate(axes):
             for place, rule in enumerate(sides):
-                ends = (replace(e, least=max(e.least, least[e.residue])) for e in rule.ends if e.residue in least)
+                ends = (replace(e, least=max(e.least, least[e.ending])) for e in rule.ends if e.ending in least)
                 parts[number][place] = replace(parts[number][place], **{name: replace(rule, ends=tuple(ends))})
     refused = next((size_rules.refused for size_rules in rules if size_rules.refused), "")
     return [SizeRules(tuple(sides), refused) for sides in parts]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from serfer.core.errors import ModelError
 from serfer.core.geometry import Rect
 from serfer.core.plan import AxisRule, AxisWindows
+from serfer.core.plan.windows import Ending, at_least
 from serfer.splitter.network.graph import Graph
 from serfer.splitter.network.unsupported import refuse
 from serfer.splitter.plan_dir.emit import TileGraph
@@ -26,21 +27,21 @@ _LENGTHS = 64
 
 @dataclass(frozen=True)
 class SizeGraphs:
-    """The graphs of images of which tiles are made: those of the residues of rows and of columns that meet.
+    """The graphs of images of which tiles are made: those of the endings of rows and of columns that meet.
 
-    `axes` are rows and columns by their residues, of large images; `refused` says why there are not all residues. Tiles
-    are made of shorter images, whose `lengths` are by residues, too: ONNX Runtime rounds coordinates less there.
+    `axes` are rows and columns by how they end, of large images; `refused` says why there are not all endings. Tiles
+    are made of shorter images, whose `lengths` are by endings, too: ONNX Runtime rounds coordinates less there.
     """
 
     network: AnySizeNetwork
-    axes: tuple[Mapping[int, NetworkAxis], Mapping[int, NetworkAxis]]
+    axes: tuple[Mapping[Ending, NetworkAxis], Mapping[Ending, NetworkAxis]]
     refused: str
-    lengths: tuple[Mapping[int, int], Mapping[int, int]] = ({}, {})
+    lengths: tuple[Mapping[Ending, int], Mapping[Ending, int]] = ({}, {})
     made: list[Graph] = field(default_factory=list)
 
     def with_lengths(self, sides: Sequence[tuple[RuledAxis, RuledAxis]]) -> SizeGraphs:
         """Return graphs of the shortest images that have the largest windows, and so all others."""
-        rows, cols = ({end.residue: end.least for end in side.rule.ends} for side in sides[0])
+        rows, cols = ({end.ending: end.least for end in side.rule.ends} for side in sides[0])
         return replace(self, lengths=(rows, cols))
 
     @property
@@ -54,7 +55,7 @@ class SizeGraphs:
             self.made.append(graph)
         return graph
 
-    def at(self, past: Sequence[int]) -> Graph:
+    def at(self, past: Sequence[Ending]) -> Graph:
         """Return the graph of an image of these residues; raises ModelError where one side depends on the other."""
         rows, cols = (lengths[past_number] for lengths, past_number in zip(self.lengths, past, strict=True))
         graph = self.of((rows, cols))
@@ -63,7 +64,9 @@ class SizeGraphs:
             check_extents(graph, axis, (length - axis.size) // axis.known.stride)
         return graph
 
-    def tile(self, row: WindowKind, col: WindowKind, past: tuple[int, int] | None = None) -> WindowTile | PassTile:
+    def tile(
+        self, row: WindowKind, col: WindowKind, past: tuple[Ending, Ending] | None = None
+    ) -> WindowTile | PassTile:
         residues, found = [], []
         for number, (kind, axes) in enumerate(zip((row, col), self.axes, strict=True)):
             residues.append(kind.past if kind.past is not None else past[number] if past else next(iter(axes)))
@@ -135,22 +138,24 @@ def following(graphs: SizeGraphs, sides: Sequence[tuple[RuledAxis, RuledAxis]]) 
 def _check_residue(graphs: SizeGraphs, sides: tuple[RuledAxis, RuledAxis], number: int, place: int) -> None:
     """Compare the windows of the smallest image of a residue, of one a unit larger and of a large one with tiles."""
     rows, cols = (side.rule.ends[place if axis == number else 0] for axis, side in enumerate(sides))
-    least, units = (rows.least, cols.least), [side.rule.unit for side in sides]
+    second = [
+        at_least(end.least + side.rule.unit, end.ending, side.rule.unit) or end.least
+        for end, side in zip((rows, cols), sides, strict=True)
+    ]
     for size in (
-        least,
-        (least[0] + units[0], least[1] + units[1]),
-        (graphs.axes[0][rows.residue].size, graphs.axes[1][cols.residue].size),
+        (rows.least, cols.least),
+        (second[0], second[1]),
+        (graphs.axes[0][rows.ending].size, graphs.axes[1][cols.ending].size),
     ):
-        _check_size(graphs, sides, size, (rows.residue, cols.residue))
+        _check_size(graphs, sides, size, (rows.ending, cols.ending))
     down, across = (side.kinds[: len(side.rule.first) + 1] for side in sides)  # which all residues have
     for row, col in [*((row, across[-1]) for row in down), *((down[-1], col) for col in across[:-1])]:
-        _compare(graphs.tile(row, col), graphs.tile(row, col, (rows.residue, cols.residue)), graphs.network.base)
+        _compare(graphs.tile(row, col), graphs.tile(row, col, (rows.ending, cols.ending)), graphs.network.base)
 
 
 def _check_size(
-    graphs: SizeGraphs, sides: tuple[RuledAxis, RuledAxis], size: tuple[int, int], past: tuple[int, int]
+    graphs: SizeGraphs, sides: tuple[RuledAxis, RuledAxis], size: tuple[int, int], past: tuple[Ending, Ending]
 ) -> None:
-    """Compare windows of an image, all kinds of rows and of columns, with those of large images."""
     network = graphs.network
     graph = graphs.of(size)
     found: list[list[tuple[WindowKind, WindowKind]]] = []
@@ -178,7 +183,6 @@ def _check_size(
 
 
 def _compare(one: WindowTile | PassTile, other: WindowTile | PassTile, size: int) -> None:
-    """Refuse an operator whose graph or constants differ in two tiles."""
     if one.graph is other.graph:
         return
     own = weights_by_size((one.graph, other.graph))

@@ -6,8 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import ceil, lcm
 
+import numpy as np
+from numpy.typing import NDArray
+
 from serfer.core.errors import ModelError
-from serfer.splitter.network.graph import COL_AXIS, ROW_AXIS, Graph
+from serfer.core.geometry import Span
+from serfer.core.plan.windows import Ending, at_least
+from serfer.splitter.network.graph import COL_AXIS, ROW_AXIS, Graph, needed_for
+from serfer.splitter.network.interpolation import made_size, scale_of
 from serfer.splitter.network.unsupported import CannotSplitError, refuse
 from serfer.splitter.tiling.tiling_rule import extent
 from serfer.splitter.windows.axis_rules import NetworkAxis
@@ -15,7 +21,7 @@ from serfer.splitter.windows.global_statistics import passes_of
 from serfer.splitter.windows.network_at_sizes import Network
 from serfer.splitter.windows.owned_elements import with_skipped
 from serfer.splitter.windows.strides import LONGER, Strides, check_shifts
-from serfer.splitter.windows.wanted_sizes import AnySize
+from serfer.splitter.windows.wanted_sizes import MOST_PIXELS, AnySize
 
 _WINDOWS = 8
 """Windows along an axis of the large images, at least."""
@@ -26,6 +32,9 @@ _SMALLER = 8
 """By what large images are smaller on which residues are tried as well."""
 _MOST_REASON = 300
 """Characters of why a network does not take some lengths, as the plan keeps it."""
+_FARTHEST = 4
+"""By what factor images may be larger, which show how resizings round some sizes."""
+_UNKNOWN = -MOST_PIXELS
 ONE_A_SIZE = "what it computes depends on the image's size: give the sizes of your images, --size HEIGHTxWIDTH"
 
 
@@ -34,7 +43,7 @@ class AnySizeNetwork:
     """A network and the sizes that images may have; `base` is about the side of images that its windows are found on.
 
     Its units divide `base`, and it takes images of `past` more pixels. `rows` and `cols` are the rows (or columns) of
-    each tensor for a unit of the image, by which windows begin.
+    each tensor for a unit of the image, by which windows begin. A pass ends as the `map_part` does, None for this.
     """
 
     network: Network
@@ -43,6 +52,7 @@ class AnySizeNetwork:
     rows: Strides
     cols: Strides
     multiple: int
+    map_part: AnySizeNetwork | None = None
 
     def for_side(self, side: int) -> AnySizeNetwork:
         """Return the network on images that have several windows of a side, in pixels as `NetworkAxis.pixels`."""
@@ -81,7 +91,6 @@ class AnySizeNetwork:
         return self.on(graph, axis)
 
     def _check_way(self, size: tuple[int, int]) -> None:
-        """Raise ModelError where the module's Python goes another way than for images of the base size."""
         sized = self.network.source.sized
         broken = sized.of((self.base + self.past,) * 2).guards.broken(size) if sized else None
         if broken:
@@ -104,28 +113,61 @@ class AnySizeNetwork:
                 ):
                     self._check_way(size)
 
-    def axes(self, axis: int) -> tuple[dict[int, NetworkAxis], str]:
-        """Return the axis for each residue that the network takes, and why there are some that it does not.
+    def axes(self, axis: int) -> tuple[dict[Ending, NetworkAxis], str]:
+        """Return the axis for each way to end that the network takes, and why there are some that it does not.
 
         Raises ModelError where it takes none.
         """
-        taken, errors = dict[int, NetworkAxis](), dict[int, ModelError]()
+        taken, errors = dict[Ending, NetworkAxis](), dict[int, ModelError]()
         unit, other = self.known[axis - ROW_AXIS].stride, self.base + self.past
-        smaller = max(1, self.base // _SMALLER // unit) * unit
         for residue in range(0, unit, self.multiple):
-            lengths = [self.base + residue, smaller + residue]
             try:
-                large, small = (
-                    self.axis((length, other) if axis == ROW_AXIS else (other, length), axis) for length in lengths
-                )
-                check_extents(small.graph, large, (smaller - self.base) // unit)
+                for sizes in (self.map_part or self).endings(axis, self.base + residue):
+                    lengths = [at_least(size, (residue, sizes), unit) for size in (self.base, self.base // _SMALLER)]
+                    large, small = (
+                        self.axis((length, other) if axis == ROW_AXIS else (other, length), axis)
+                        for length in lengths
+                        if length is not None
+                    )
+                    check_extents(small.graph, large, (small.size - large.size) // unit)
+                    taken[residue, sizes] = large
             except ModelError as error:
                 errors[residue] = error
-            else:
-                taken[residue] = large
         if not taken:
             raise errors[self.past % unit]
         return taken, shortened(next(iter(errors.values()))) if errors else ""
+
+    def endings(self, axis: int, length: int) -> list[tuple[Span, ...]]:
+        """Return sizes, by units more or fewer than `length`, in groups that are alike in how resizings round them.
+
+        One group, (), has all. Left out are sizes at which a resizing reads what another one rounds otherwise.
+        """
+        other, unit = self.base + self.past, self.known[axis - ROW_AXIS].stride
+        graph = self.checked((length, other) if axis == ROW_AXIS else (other, length))
+        lengths = np.arange(length % unit, MOST_PIXELS + 1, unit)
+        units, rounded = (lengths - length) // unit, dict[str, NDArray[np.int64]]()
+        for node in graph.nodes:
+            scale = scale_of(graph, node, axis) if node.kind == "Resize" else None
+            if scale is None or scale.denominator & (scale.denominator - 1) == 0:
+                continue
+            size, made = (
+                extent(graph, name, axis) + units * self.known[axis - ROW_AXIS].of(name)
+                for name in (node.inputs[0], node.output)
+            )
+            off = made_size(float(scale), size, by_torch=self.network.source.exported) - made
+            before = [rounded[n.output] for n in needed_for(graph.nodes, [node.inputs[0]]) if n.output in rounded]
+            rounded[node.output] = np.where(np.any(before, axis=0), _UNKNOWN, off) if before else off
+        if not any(off.any() for off in rounded.values()):
+            return [()]
+        ways, numbers = np.unique(np.stack([*rounded.values()]), axis=1, return_inverse=True)
+        groups = [lengths[numbers == number] for number, way in enumerate(ways.T) if (way != _UNKNOWN).all()]
+        shown = [group for group in groups if ((group >= self.base) & (group <= _FARTHEST * self.base)).any()]
+        return [_runs(group, unit) for group in sorted(shown, key=len, reverse=True)]
+
+
+def _runs(lengths: NDArray[np.int64], unit: int) -> tuple[Span, ...]:
+    parts = np.split(lengths, np.flatnonzero(np.diff(lengths) != unit) + 1)
+    return tuple(Span(int(part[0]), int(part[-1]) + 1) for part in parts)
 
 
 def any_size_networks(network: Network, wanted: AnySize) -> tuple[AnySizeNetwork, ...]:
@@ -143,7 +185,6 @@ def any_size_networks(network: Network, wanted: AnySize) -> tuple[AnySizeNetwork
 
 
 def _has_certain_sizes(network: Network, side: int) -> bool:
-    """Return whether a network has a plan for images of a size, by what depends on where in it windows are."""
     try:
         network.strides(network.checked((side, side)))
     except ModelError:
@@ -162,10 +203,11 @@ def _networks(network: Network, wanted: AnySize) -> tuple[AnySizeNetwork, ...]:
             "give the sizes of your images, --size HEIGHTxWIDTH"
         )
     rows, cols = units
-    return tuple(
+    first, *passes = (
         AnySizeNetwork(part, base, past, replace(down, stride=rows), replace(across, stride=cols), wanted.multiple)
         for part, (down, across) in zip(parts, known, strict=True)
     )
+    return first, *(replace(part, map_part=first) for part in passes)
 
 
 def _find_size_taken(network: Network, wanted: AnySize) -> tuple[int, Graph]:

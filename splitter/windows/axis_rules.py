@@ -18,6 +18,7 @@ from math import ceil
 from serfer.core.errors import ModelError, UsageError
 from serfer.core.geometry import Span
 from serfer.core.plan import AxisEnd, AxisResult, AxisRule, AxisWindow, AxisWindows
+from serfer.core.plan.windows import Ending, at_least
 from serfer.splitter.network.graph import Graph
 from serfer.splitter.tiling.receptive_field import spans_of
 from serfer.splitter.tiling.regions import AxisWalk, axis_node
@@ -36,11 +37,11 @@ Units = tuple[int, int | None]
 class WindowKind:
     """A kind of windows along an axis: the rows of each tensor, of one that begins `units` after an image does.
 
-    It has `made` of the outputs, and `rows` of all tensors. Those at the end are of images whose length is `past` a
-    multiple of the unit, on one of this residue; others, None, are the same on all.
+    It has `made` of the outputs, and `rows` of all tensors. Those at the end are of images that end as `past` says, on
+    one of these; others, None, are the same on all.
     """
 
-    past: int | None
+    past: Ending | None
     units: int
     rows: dict[str, Span]
     made: dict[str, Span]
@@ -134,7 +135,7 @@ class RuledAxis:
     kinds: tuple[WindowKind, ...]
 
 
-def ruled_axis(axes: Mapping[int, NetworkAxis], side: int, kinds: int) -> RuledAxis:
+def ruled_axis(axes: Mapping[Ending, NetworkAxis], side: int, kinds: int) -> RuledAxis:
     """Return the rule of windows of `side` units along an axis, whose kinds have numbers from `kinds` on.
 
     Raises UsageError for windows that are too small for what the network reads, ModelError for outputs that do not end
@@ -155,13 +156,14 @@ def ruled_axis(axes: Mapping[int, NetworkAxis], side: int, kinds: int) -> RuledA
     first = axis.windows([(number * side, (number + 1) * side) for number in range(count)])
     listed = [*first, middle.at(clear, known)]  # near 0, where coordinates round the least
     ends = []
-    for residue, examples in axes.items():
+    for (residue, sizes), examples in axes.items():
         last, windows = _last(examples, at_zero, side)
         units = examples.size // known.stride
+        least = _least(examples, first, windows, last - clear)
         ends.append(
             AxisEnd(
                 residue=residue,
-                least=_least(examples, first, windows, last - clear),
+                least=at_least(least, (residue, sizes), known.stride) or examples.size,
                 rest=examples.result - units * examples.unit_written,
                 last=(last - units) * examples.unit_written,
                 windows=tuple(
@@ -169,9 +171,10 @@ def ruled_axis(axes: Mapping[int, NetworkAxis], side: int, kinds: int) -> RuledA
                     for number, window in enumerate(windows)
                 ),
                 start=None,
+                sizes=sizes,
             )
         )
-        listed += [replace(window, past=residue) for window in windows]
+        listed += [replace(window, past=(residue, sizes)) for window in windows]
     rule = AxisRule(
         unit=known.stride,
         unit_written=axis.unit_written,
@@ -184,7 +187,6 @@ def ruled_axis(axes: Mapping[int, NetworkAxis], side: int, kinds: int) -> RuledA
 
 
 def _inside(window: WindowKind, axis: NetworkAxis) -> bool:
-    """Return whether a window reads nothing of either end of any tensor."""
     return all(span.start > 0 and span.stop < axis.extent(name) for name, span in axis.moving(window))
 
 
@@ -194,7 +196,6 @@ def _relative(window: WindowKind, number: int, axis: NetworkAxis, units: int) ->
 
 
 def _last(axis: NetworkAxis, middle: WindowKind, side: int) -> tuple[int, list[WindowKind]]:
-    """Return the last unit at which a window in the middle may begin, and the windows after it, aligned to the end."""
     known = axis.known
     longest = max(axis.graph.outputs, key=lambda name: axis.extent(name) // known.of(name))
     if axis.extent(longest) // known.of(longest) >= axis.units + side:
@@ -232,17 +233,17 @@ def _least(axis: NetworkAxis, first: Sequence[WindowKind], last: Sequence[Window
     return axis.size - min(between, *after, *before) * known.stride
 
 
-def _placed(rule: AxisRule, axes: Mapping[int, NetworkAxis]) -> AxisRule:
+def _placed(rule: AxisRule, axes: Mapping[Ending, NetworkAxis]) -> AxisRule:
     ends = []
     for end in rule.ends:
-        axis = axes[end.residue]
+        axis = axes[end.ending]
         units, outputs = axis.size // axis.known.stride, axis.graph.outputs
         others = tuple(
             AxisResult(axis.extent(name) - units * axis.known.of(name), None, axis.known.stride / axis.known.of(name))
             for name in outputs[1:]
         )
         few = end.least + 2 * ceil(rule.middle.written.size / rule.unit_written) * rule.unit  # with some in the middle
-        windows = replace(rule, ends=(replace(end, others=others),)).at(few)
+        windows = replace(rule, ends=(replace(end, others=others, sizes=()),)).at(few)
         assert windows is not None  # noqa: S101 - it is no shorter than the end's least
         start, *starts = (
             placed(

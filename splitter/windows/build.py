@@ -14,6 +14,7 @@ from serfer.core.errors import ModelError, WrongAnswerError
 from serfer.core.exactness import TOLERANCE, check_finite, difference, same_before_sigmoid
 from serfer.core.plan import ImageWindows, Plan
 from serfer.core.plan.answers import Answer, as_answer, shaped
+from serfer.core.plan.windows import at_least
 from serfer.images import check_channels
 from serfer.splitter.network.description import Description
 from serfer.splitter.network.graph import Graph
@@ -223,8 +224,10 @@ def _check_rules(network: Network, cut: WindowTiles, example: Array) -> list[str
     assert rules is not None  # noqa: S101 - of a plan for any size
     down, across = rules.sides[-1].rows, rules.sides[-1].cols
     notes: list[str] = []
-    for number in dict.fromkeys((0, len(down.ends) // 2, len(down.ends) - 1)):
-        size = down.ends[number].least, across.ends[number % len(across.ends)].least + across.unit
+    rounded = (number for number, end in enumerate(down.ends) if end.sizes)
+    for number in dict.fromkeys((0, len(down.ends) // 2, len(down.ends) - 1, *rounded)):
+        high, wide = down.ends[number], across.ends[number % len(across.ends)]
+        size = high.least, at_least(wide.least + across.unit, wide.ending, across.unit) or wide.least
         image = network.source.like_images(_example(example.shape[1], size))
         expected = _check_reading(network, network.of_maps(size), image)
         if of_one_class(expected):
@@ -259,7 +262,6 @@ def _check_other(network: Network, example: Array) -> list[str]:
 def _compare(
     maps: list[Array], cut: WindowTiles, size: tuple[int, int], expected: Answer, chosen: Sequence[int] | None = None
 ) -> None:
-    """Compare maps of an image with the model's; of the `chosen` windows alone, where only these were computed."""
     tensors = [  # a tile may be of an image of another size
         replace(tensor, dims=(*tensor.dims[:-2], *made.shape[2:]))
         for tensor, made in zip(cut.tiles[0].graph.output_tensors, maps, strict=True)
@@ -288,7 +290,6 @@ def _same(graph: Graph, got: Answer, expected: Answer) -> bool:
 
 
 def _one_class_note(image: str) -> str:
-    """Return the note for classes of windows and of the whole that agree whatever their scores."""
     return (
         f"the network gives {image} one class everywhere, so that the comparison says little: make a plan without "
         "--reduce once, which compares scores"

@@ -17,6 +17,7 @@ from serfer.core.exactness import difference
 from serfer.core.geometry import Rect, Span
 from serfer.core.plan import AxisRule, AxisWindows, Windows
 from serfer.core.plan.crops import CropAxis
+from serfer.core.plan.windows import at_least
 from serfer.core.units import MIB
 from serfer.splitter.network.graph import Graph
 from serfer.splitter.network.onnx_models import naming_failure, session_of
@@ -105,7 +106,7 @@ class _Side:
     def of_rule(self, rule: AxisRule) -> int:
         """Return the same for images of any size: of those that end in the first of the ways in which they may."""
         end = rule.ends[0]
-        return max(end.least, end.residue - (end.residue - self.wanted) // rule.unit * rule.unit)
+        return at_least(max(end.least, self.wanted), end.ending, rule.unit) or end.least
 
     def larger(self, length: int) -> int:
         return length if self.axis.reach is None else length + self.unit

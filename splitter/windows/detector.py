@@ -106,7 +106,6 @@ def _outputs(answer: Answer, names: Sequence[str]) -> dict[str, NDArray[Any]]:
 
 
 def _heads(parts: DetectorParts, size: _Size) -> list[Head]:
-    """Return the heads; raises ModelError for maps whose cells are not whole numbers of pixels."""
     heads = []
     for value in parts.decoder.graph.input:
         _, channels, rows, cols = (dim.dim_value for dim in value.type.tensor_type.shape.dim)

@@ -110,7 +110,6 @@ class _Reduced:
 
 
 def _reduced(graph: Graph, node: Node) -> _Reduced | None:
-    """Return what reduction over all rows and columns of a map an operator is, None for any other one."""
     kind = _POOLS.get(node.kind) or _REDUCTIONS.get(node.kind)
     if kind is None or node.inputs[0] in graph.weights:
         return None
@@ -121,13 +120,11 @@ def _reduced(graph: Graph, node: Node) -> _Reduced | None:
 
 
 def _spatial(graph: Graph, node: Node) -> Axes | None:
-    """Return where the rows and columns of a reduction's input are, None where it does not reduce both of them."""
     axes, gone = graph.axes(node.inputs[0]) if node.inputs[0] in graph.shapes else None, _axes(graph, node)
     return axes if axes and gone and {*axes} <= {*gone} and 0 not in gone else None
 
 
 def _axes(graph: Graph, node: Node) -> Iterable[int] | None:
-    """Return the axes that a reduction or a pooling reduces to one value, None where that is not known."""
     if node.kind.startswith("Reduce"):
         return given_axes(graph, node)
     before, after = graph.shapes[node.inputs[0]], graph.shapes[node.output]
@@ -192,7 +189,6 @@ class _Cut:
         self._add(reshaped, self._graph.shapes[node.output], like=node.output)
 
     def _whole(self, found: _Reduced) -> tuple[str, tuple[int, ...]]:
-        """Return a tensor of a reduction over rows and columns alone, which keeps all axes, and its shape."""
         squares = self._squares(found.source) if found.kind in (MEAN, SUM) else None
         if squares is None:
             return self._statistic(found.source, found.kind)
@@ -208,7 +204,6 @@ class _Cut:
         return self._add(Node(f"{name}.sum", "Mul", (value, area), f"{name}.sum"), shape, like=source), shape
 
     def _squares(self, tensor: str) -> tuple[str, str] | None:
-        """Return the map x and the small m of a tensor that is (x - m)^2, None for any other one."""
         square = self._made.get(tensor)
         if square is None or not self._is_square(square):
             return None
@@ -246,7 +241,6 @@ class _Cut:
         return name, shape
 
     def _add(self, node: Node, shape: tuple[int, ...], passes: int | None = None, like: str | None = None) -> str:
-        """Append an operator on statistics; `passes` come before it, unless its inputs say so."""
         before = [self._passes[name] for name in node.inputs if name in self._passes]
         self._passes[node.output] = passes or max(before)
         self._fixed.add(node.output)
@@ -273,7 +267,6 @@ class _Cut:
         return replace(cut, fixed=frozenset(self._fixed))
 
     def _source(self, tensor: str) -> str:
-        """Return the tensor that a pass computes: of the image itself, which no operator makes, a copy."""
         copy = f"{tensor}.whole"
         if tensor != self._graph.input or copy in self._to.shapes:
             return tensor if tensor != self._graph.input else copy

@@ -184,7 +184,6 @@ def naming(size: _Size, sizes: Sequence[_Size]) -> Iterator[None]:
 
 
 def _images(network: Network, sizes: Sequence[_Size], step: int) -> dict[_Size, _Image]:
-    """Return the network and its windows at each size; raises UsageError, or ModelError, which names the size."""
     known: dict[_Structure, tuple[Strides, Strides]] = {}
     images = {}
     for size in sizes:
@@ -221,7 +220,6 @@ def _structure(graph: Graph) -> _Structure:
 
 
 def _check_images(images: Mapping[_Size, _Image], high: Mapping[int, AxisKinds], wide: Mapping[int, AxisKinds]) -> None:
-    """Check that windows of a kind are alike, along each side of the images, for each structure that they have."""
     seen = set[tuple[int, int, _Structure]]()
     for (height, width), image in images.items():
         structure = _structure(image.graph)
@@ -244,7 +242,6 @@ def _window_tile(network: Network, image: _Image, row: int, col: int, own: froze
 
 
 def _numbers(cells: Sequence[Sequence[WindowTile | PassTile]], *, one_image: bool) -> list[list[int]]:
-    """Return a number of each tile, the same for equal graphs; those of one image are all different."""
     if one_image:
         return [[row * len(cells[0]) + col for col in range(len(cells[0]))] for row in range(len(cells))]
     numbers = GraphNumbers()
@@ -364,7 +361,6 @@ def _largest(shape: Shape, rects: Sequence[Rect]) -> Shape:
 
 
 def _priced(plan: Plan, budget: Budget) -> Plan:
-    """Return the plan with the prediction for its commonest window, and its reasons in words."""
     windows, [stage] = plan.windows, plan.stages
     assert windows is not None  # noqa: S101 - of a map plan
     common = commonest_window(windows)

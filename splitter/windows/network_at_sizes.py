@@ -101,7 +101,6 @@ class Network:
         return graph.once(with_statistics, self.at(height + LONGER, width + LONGER, size))
 
     def _other(self, size: _Size) -> Graph | None:
-        """Return the graph at a size where something in it may depend on the position, None for other networks."""
         graph: Graph = self.at(*size)
         return graph if self.by_position and graph.once(may_depend) else None
 

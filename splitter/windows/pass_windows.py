@@ -111,7 +111,6 @@ class PassTile:
         return inlined(self._with_partial_result(reading_tile(self.graph, self.regions, self.parts)), self.own)
 
     def _owned(self, builder: OnnxBuilder, source: str, part: str) -> OwnedElements | None:
-        """Append which elements of a part are the window's own; None where all are."""
         if self.units is None:
             return None
         graph, (rows, cols) = self.graph, self.units
@@ -154,7 +153,6 @@ class PassTile:
         )
 
     def _bins(self, builder: OnnxBuilder, part: str, bins: Bins, rect: Rect) -> list[str]:
-        """Append what a map gives to its bins, and return the values: vectors, the number of elements first."""
         name = f"{part}.bins{bins.counts[0]}x{bins.counts[1]}"
         image = self.regions[self.graph.input]
         sides = zip(NCHW, (rect.rows, rect.cols), (image.rows, image.cols), bins.growth, strict=True)
@@ -166,12 +164,10 @@ class PassTile:
 
 
 def _part(number: int) -> str:
-    """Return what the part of a pass's map `number` that a window owns is called in its graph."""
     return f"{_PARTIAL}.owned{number}"
 
 
 def _write_batch(builder: OnnxBuilder, part: str) -> None:
-    """Append the number of images, as windows of several queries may be one batch."""
     builder.append("Shape", [part], _BATCH, {"start": 0, "end": 1})
 
 
@@ -191,7 +187,6 @@ def _renamed(node: NodeProto, names: Mapping[str, str]) -> NodeProto:
 def _partial(
     builder: OnnxBuilder, part: str, axes: Axes, kinds: Sequence[str], area: int, owned: OwnedElements | None
 ) -> list[str]:
-    """Append the partial result of a map, and return its values: vectors, the number of elements first."""
     values = [owned.count if owned else _same(builder, f"{part}.count", 1, area)]
     mean = ""
     for kind in kinds:

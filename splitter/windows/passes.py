@@ -111,7 +111,6 @@ def _joined(cut: WindowTiles, made: Sequence[WindowTiles], sections: Sequence[Se
 
 
 def _numbers(graph: Graph, kept: Sequence[str]) -> tuple[int, ...]:
-    """Return the numbers of the maps that a part of a network reads, among those `kept`; none where it is the image."""
     maps = read_maps(graph)
     return () if maps == (graph.input,) else tuple(kept.index(name) if name in kept else IMAGE_READ for name in maps)
 
@@ -137,7 +136,6 @@ def with_sections(network: Network, sizes: Sequence[_Size], choice: WindowChoice
 
 
 def _prices(graph: Graph, choice: WindowChoice, budget: Budget, *, free: bool) -> Prices:
-    """Return a function's seconds, which are billed, for all of an image: to compute, and to move maps by the store."""
     functions = budget.facts.functions
     vcpus = choice.memory_mb / functions.memory_per_vcpu
 
@@ -177,7 +175,6 @@ def check_times(network: Network, cut: WindowTiles, choice: WindowChoice, budget
 
 
 def _work(cut: WindowTiles, image: ImageWindows, choice: WindowChoice, budget: Budget) -> tuple[int, float]:
-    """Return the multiply-accumulates and the dollars of a pass over an image."""
     macs, usd = 0, 0.0
     for number, count in Counter(window.tile for window in image).items():
         tile = cut.tiles[number]
@@ -189,7 +186,6 @@ def _work(cut: WindowTiles, image: ImageWindows, choice: WindowChoice, budget: B
 def _fitting(
     cut: Callable[[int], WindowTiles], graph: Graph, unit: int, pixels: int, choice: WindowChoice
 ) -> WindowTiles:
-    """Return the windows of a pass, cut by their side, a multiple of a unit, of about so many pixels as fit."""
     weights = weight_bytes(graph, 0, len(graph.nodes))
     while True:
         side = max(unit, pixels // unit * unit)

@@ -55,7 +55,6 @@ def place_of(graph: Graph, output: str, axis: int, rates: Mapping[str, Fraction]
 
 
 def _pixels(graph: Graph, tensor: str, axis: int, rows: int) -> tuple[int, Spans]:
-    """Return a period's first row of a tensor, far from both ends, and each of its `rows` rows."""
     first = extent(graph, tensor, axis) // 2 // rows * rows
     return first, spans_of([Span(row, row + 1) for row in range(first, first + rows)])
 
@@ -79,7 +78,6 @@ def _middle(
 
 
 def _shift(graph: Graph, node: Node, source: str, axis: int, rates: Mapping[str, Fraction], period: int) -> Fraction:
-    """Return how many pixels of the image an operator's output begins after its input, in the mean of a period."""
     rows = int(rates[node.output] * period)
     first, pixels = _pixels(graph, node.output, axis, rows)
     read = operators.receptive_field(graph, node, source, axis)(pixels)
@@ -96,7 +94,7 @@ def placed(windows: AxisWindows, place: Place | None, step: Fraction) -> AxisWin
     left = windows.size - windows.result * step
     least, most = place or (None, None)
     start = least if least == most else None
-    if -step < left < step and (left <= 0 or (most is not None and most <= 0)) and _reads_its_place(windows, step):
+    if -step < left <= step and (left <= 0 or (most is not None and most <= 0)) and _reads_its_place(windows, step):
         start = Fraction(0)
     return replace(windows, start=None if start is None else float(start), step=float(step))
 

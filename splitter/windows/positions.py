@@ -70,7 +70,6 @@ def does_not_grow(graph: Graph, other: Graph | None, node: Node) -> bool:
 
 
 def _growth(graph: Graph, other: Graph, tensor: str) -> Growth | None:
-    """Return how many rows and columns of a map one of the image makes, None where the other image has no such map."""
     if tensor not in other.shapes or graph.axes(tensor) is None:
         return None
     rows, cols = (rate(abs(extent(other, tensor, axis) - extent(graph, tensor, axis))) for axis in NCHW)
@@ -90,7 +89,6 @@ def _is_aligned(node: Node) -> bool:
 
 
 def _resize(graph: Graph, other: Graph, node: Node) -> Node | None:
-    """Return a linear Resize as one that depends on the position, None where it does not."""
     if node.kind != "Resize" or node.attributes.get("mode") != _LINEAR or not is_separable(graph, node):
         return None
     aligned = _is_aligned(node)
@@ -108,7 +106,6 @@ def _resize(graph: Graph, other: Graph, node: Node) -> Node | None:
 
 
 def _pooled(graph: Graph, node: Node) -> tuple[int, NDArray[np.float32]] | None:
-    """Return which axis of a map a product pools into bins, and its matrix, (bins, rows); None for any other one."""
     if node.kind != "MatMul" or len(graph.shapes[node.output]) != MAP_RANK:
         return None
     product = matrix_of(graph, node)
@@ -126,7 +123,6 @@ def _pooled(graph: Graph, node: Node) -> tuple[int, NDArray[np.float32]] | None:
 
 
 def _bins(graph: Graph, other: Graph, node: Node, made: dict[str, Node]) -> Node | None:
-    """Return the second of two products that pool a map into as many bins for every image, as one operator."""
     last = _pooled(graph, node)
     inner = made.get(graph.activations(node)[0]) if last else None
     first = _pooled(graph, inner) if inner else None

@@ -113,7 +113,6 @@ def weights_by_size(graphs: Iterable[Graph]) -> frozenset[str]:
 
 
 def _same_memory(one: NDArray[Any], other: NDArray[Any]) -> bool:
-    """Return whether two arrays are one in memory, as the weights of a file are that is read at several sizes."""
     return one.shape == other.shape and one.__array_interface__ == other.__array_interface__
 
 

@@ -121,7 +121,6 @@ def _cheapest(
 
 
 def _whole(price: float) -> int:
-    """Return a price as a whole number, so that a flow ends; every one is more than 0, so fewer operators win."""
     return 1 + round(price * 1e12)
 
 

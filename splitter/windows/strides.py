@@ -121,7 +121,6 @@ def check_shifts(graph: Graph, axis: int, known: Strides) -> None:
 
 
 def _check_constants(graph: Graph, node: Node, axis: int) -> None:
-    """Refuse constants that have a value for each row or column of the image, such as an encoding of positions."""
     axes = graph.axes(node.output)
     if axes is None or node.kind not in BROADCAST:
         return

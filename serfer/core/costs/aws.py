@@ -98,11 +98,9 @@ class ServiceFacts:
     price_express_request: Price
     price_express_gb_second: Price
     price_key: Price
-    price_email: Price
     price_budget: Price
     price_s3_gb: Price
     price_ecr_gb: Price
-    price_s3express_gb: Price
     price_s3express_upload: Price
     price_s3express_download: Price
     price_egress_byte: Price
@@ -113,7 +111,6 @@ class ServiceFacts:
     instance_boot: Positive
     instance_least: Positive
     api_timeout: Positive
-    api_body_limit: Whole
     express_timeout: Positive
     stack_resources: Whole
     template_limit: Whole

@@ -566,7 +566,6 @@ def _price_stage(load: StageLoad, memory_mb: int, platform: Platform) -> StagePr
 
 
 def _sum_traffic(load: StageLoad, platform: Platform) -> tuple[int, int, int, int]:
-    """Return the bytes read, ranges, bytes written and bytes carried of a placed load."""
     through = [traffic for traffic, _ in load.through(platform)]
     read, ranges, written = (
         sum(int(getattr(traffic, name).sum()) for traffic in through)
@@ -700,7 +699,6 @@ def _pixels(tile: Tile, image: Shape) -> int:
 
 
 def _traffic(stage: Stage, paths: Sequence[str], path: str) -> Traffic:
-    """Return the bytes and requests of a stage's tasks over one path: `path` is the cache or the object store."""
     ranges = [
         [part.length(1) for piece in tile.pieces if paths[piece.stage] == path for part in piece.ranges]
         for tile in stage.tiles

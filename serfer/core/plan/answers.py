@@ -85,7 +85,6 @@ def shaped(tensors: Sequence[OutputTensor], values: Sequence[NDArray[Any]]) -> O
 
 
 def _trim(tensor: OutputTensor, outputs: Outputs) -> NDArray[Any]:
-    """Return an output as large as the largest that an image of the batch has; what the others lack are zeros."""
     value = outputs[tensor.name]
     if not tensor.sized_by:
         return value

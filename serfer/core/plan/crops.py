@@ -41,8 +41,10 @@ class CropAxis:
             return Span(0, 0)
         before, behind = self.reach
         first = 0 if part.start == 0 else ceil((part.start + before + self.unit) / self.step)
-        last = self.result if part.stop == self.size else floor((part.stop - behind - self.unit) / self.step)
-        return Span(first, max(first, min(last, self.result, self.made(part, rows).stop)))
+        stop = self.made(part, rows).stop
+        alike = part.stop == self.size and stop == self.result  # sizes of both may be rounded otherwise
+        last = stop if alike else floor((part.stop - behind - self.unit) / self.step)
+        return Span(first, max(first, min(last, self.result, stop)))
 
     def made(self, part: Span, rows: int) -> Span:
         """Return where the result of a part lies, of which there are `rows`."""

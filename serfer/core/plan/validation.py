@@ -42,7 +42,6 @@ MAX_NAME = 1024
 
 
 def _check_files(number: int, stage: Stage) -> None:
-    """Refuse files but the ones that a stage has: they become part of a function, beside its code."""
     for index, function in enumerate(stage.functions):
         graphs = [graph.path for graph in function.graphs]
         weights = f"{stage_directory(number)}/{weights_file(index)}"
@@ -133,7 +132,6 @@ def _check_outputs(plan: Plan) -> None:
 
 
 def _check_detection(plan: Plan) -> None:
-    """Refuse a detector's head that does not fit the outputs: decoding would read beyond them."""
     if plan.detection is None:
         return
     dims = {tensor.name: tensor.dims for tensor in plan.outputs}
@@ -188,7 +186,6 @@ def _check_sizes(plan: Plan) -> None:
 
 
 def _check_tiles(plan: Plan, number: int, stage: Stage) -> None:
-    """Refuse a stage that does not follow from those before it, or whose tiles reach beyond their maps."""
     images = number == 0
     if any((source.stage == IMAGE) != images or not _exists(plan, number, source) for source in stage.inputs):
         raise PlanError(f"plan.json's stage {number} does not follow from the stages before")

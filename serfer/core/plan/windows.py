@@ -114,13 +114,18 @@ class AxisWindows:
         return AxisWindows(self.size, other.result, windows, other.start, other.step)
 
 
+Ending = tuple[int, tuple[Span, ...]]
+"""What is left of an axis after whole units, and the sizes of it that end in one way; none stand for all."""
+
+
 @dataclass(frozen=True, slots=True)
 class AxisEnd:
     """How an axis ends of which `residue` pixels are left after its n units; it has at least `least` pixels.
 
     Its result has `rest` more than n times what a unit makes. Windows between start at `last` or before, and those at
     the end are `windows`; these numbers count from where the n-th unit ends. `start` is as in AxisWindows, and so are
-    `others`, whose `result` is as `rest`.
+    `others`, whose `result` is as `rest`. Of a network that resizes by a fraction, axes of a residue may end in several
+    ways, as sizes are rounded: then `sizes` are those that end so.
     """
 
     residue: int
@@ -130,6 +135,20 @@ class AxisEnd:
     windows: tuple[AxisWindow, ...]
     start: float | None
     others: tuple[AxisResult, ...] = field(default=(), metadata=LATER)
+    sizes: tuple[Span, ...] = field(default=(), metadata=LATER)
+
+    @property
+    def ending(self) -> Ending:
+        return self.residue, self.sizes
+
+
+def at_least(size: int, ending: Ending, unit: int) -> int | None:
+    """Return the shortest axis of at least `size` pixels that ends so, None where there is none."""
+    for span in ending[1] or (Span(0, size + unit),):
+        first = max(size, span.start)
+        if (fitting := first + (ending[0] - first) % unit) < span.stop:
+            return fitting
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +168,7 @@ class AxisRule:
 
     def end_of(self, size: int) -> AxisEnd | None:
         """Return how an axis of `size` pixels ends, None if the network takes no such axis."""
-        return next((end for end in self.ends if end.residue == size % self.unit), None)
+        return next((end for end in self.ends if at_least(size, end.ending, self.unit) == size), None)
 
     def at(self, size: int) -> AxisWindows | None:
         """Return the windows along an axis of `size` pixels, None if there is no rule for it."""
@@ -163,10 +182,8 @@ class AxisRule:
         count = ceil((last[0].written.start - covered) / side)
         if count > MAX_WINDOWS:
             return None
-        between = []
-        for number in range(count):
-            start = min(covered + number * side, origin + end.last)
-            between.append(self._moved(self.middle, start // self.unit_written))
+        starts = (min(covered + number * side, origin + end.last) for number in range(count))
+        between = (self._moved(self.middle, start // self.unit_written) for start in starts)
         windows, done = list[AxisWindow](), 0
         for window in (*self.first, *between, *last):
             if window.written.stop > done:
@@ -180,8 +197,8 @@ class AxisRule:
         return AxisWindow(window.kind, window.read.moved(read), window.written.moved(written))
 
     def __str__(self) -> str:
-        residues = [end.residue for end in self.ends]
-        least = f"of {max(end.least for end in self.ends):,} pixels or more"
+        residues = [*dict.fromkeys(end.residue for end in self.ends)]
+        least = f"of {max(next(e.least for e in self.ends if e.residue == past) for past in residues):,} pixels or more"
         if len(residues) == self.unit:
             return least
         multiple = residues[1] if len(residues) > 1 else self.unit
@@ -191,13 +208,12 @@ class AxisRule:
 
     def near(self, size: int) -> int:
         """Return the longest axis of at most `size` pixels that the network takes, or the shortest of all."""
-        fitting = [size - (size - end.residue) % self.unit for end in self.ends]
-        pairs = zip(fitting, self.ends, strict=True)
-        return max((length for length, end in pairs if length >= end.least), default=min(e.least for e in self.ends))
+        lengths = range(size, max(0, size - 2 * self.unit), -1)
+        fitting = (length for length in lengths if (end := self.end_of(length)) and length >= end.least)
+        return next(fitting, min(end.least for end in self.ends))
 
 
 def _after(window: AxisWindow, done: int) -> AxisWindow:
-    """Return a window that writes nothing of what was written before."""
     if window.written.start == done:
         return window
     return AxisWindow(window.kind, window.read, Span(done, window.written.stop), made=window.written)
@@ -456,6 +472,5 @@ def _image_windows(plan: Windows | StatisticsPass, height: int, width: int, name
 
 def _own_span(windows: tuple[AxisWindow, ...], number: int) -> Span:
     read = windows[number].read
-    if number + 1 == len(windows):
-        return read
-    return Span(read.start, max(read.start, min(read.stop, windows[number + 1].read.start)))
+    after = windows[number + 1].read.start if number + 1 < len(windows) else read.stop
+    return Span(read.start, max(read.start, min(read.stop, after)))

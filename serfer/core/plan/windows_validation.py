@@ -21,6 +21,7 @@ from serfer.core.plan.windows import (
     SizeRules,
     StatisticsPass,
     Windows,
+    at_least,
 )
 
 MOST_STATISTICS = 2**20
@@ -88,14 +89,13 @@ def _kinds(pass_: StatisticsPass) -> Iterator[tuple[_Kinds, _Kinds]]:
         yield _kind_sizes(_examples(side.rows, 1), down), _kind_sizes(_examples(side.cols, 1), across)
 
 
-def _takes(rules: SizeRules | None) -> list[tuple[int, dict[int, int]]]:
-    """Return, of rows and of columns, the unit and the shortest axis of each residue; nothing without rules."""
+def _takes(rules: SizeRules | None) -> list[tuple[int, set[object]]]:
     if rules is None:
         return []
     if not rules.sides:
         raise PlanError(_NO_IMAGE)
     smallest = rules.sides[-1]
-    return [(rule.unit, {end.residue: end.least for end in rule.ends}) for rule in (smallest.rows, smallest.cols)]
+    return [(r.unit, {(e.ending, e.least) for e in r.ends}) for r in (smallest.rows, smallest.cols)]
 
 
 def _check_kept(windows: Windows) -> None:
@@ -155,7 +155,6 @@ def _read_form(plan: Plan, windows: Windows, reads: tuple[int, ...], sides: tupl
 
 
 def _check_passes(plan: Plan, windows: Windows) -> None:
-    """Refuse passes over other images than the map's, with another partial result than their tiles write."""
     sides = [[axis.size for axis in axes] for axes in (windows.heights, windows.widths)]
     maps = [map_ for pass_ in windows.passes for map_ in pass_.maps]
     if (
@@ -179,7 +178,6 @@ def _check_passes(plan: Plan, windows: Windows) -> None:
 def _check_partial(
     plan: Plan, windows: Windows, pass_: StatisticsPass, number: int, sides: tuple[AxisWindow, AxisWindow]
 ) -> None:
-    """Refuse a window of a pass that no tile computes, or one of another size or form."""
     stage = plan.stages[0]
     if not 0 <= number < len(stage.tiles):
         raise PlanError("plan.json has windows of a pass that no tile computes")
@@ -197,15 +195,16 @@ def _examples(rule: AxisRule, outputs: int) -> Iterator[AxisWindows]:
     sound = sound and rule.middle.written.size >= 1 and all(end.windows for end in rule.ends)
     sound = sound and all(_are_results(end.others, outputs) for end in rule.ends)
     sound = sound and not any(window.reads or window.keeps for window in rule.first)
-    if not sound or len({end.residue for end in rule.ends}) < len(rule.ends):
+    if not sound or len({end.ending for end in rule.ends}) < len(rule.ends):
         raise PlanError(_NO_IMAGE)
     units = ceil(rule.middle.written.size / rule.unit_written)
     for end in rule.ends:
-        for more in (0, 1, units, 5 * units + 1):
-            axis = rule.at(end.least + more * rule.unit)
-            if axis is None:
-                raise PlanError(_NO_IMAGE)
-            yield axis
+        wanted = (end.least + more * rule.unit for more in (0, 1, units, 5 * units + 1))
+        sizes = [at_least(size, end.ending, rule.unit) for size in wanted]
+        axes = [axis for size in sizes if size is not None and (axis := rule.at(size))]
+        if sizes[0] != end.least or len(axes) + sizes.count(None) < len(sizes):
+            raise PlanError(_NO_IMAGE)
+        yield from axes
 
 
 def _are_results(others: Sequence[AxisResult], outputs: int) -> bool:

@@ -1,0 +1,80 @@
+"""Maps of networks that resize by a fraction: torch, ONNX Runtime and shape inference round their sizes otherwise."""
+
+import numpy as np
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import nn
+from torch.nn import functional
+
+import serfer
+from serfer.plan_directory import load_plan
+from serfer.splitter.network.interpolation import made_size
+from serfer.splitter.network.onnx_models import model_of, run_once, session_of
+from tests.splitter.models import saved
+from tests.splitter.windows.test_random_maps import by_windows
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch's exporter, about torch
+SCALES = (0.35, 0.7, 0.75, 0.9, 1.1, 1.15, 1.25, 1.3, 1.4, 1.5)
+SIZES = np.arange(130, 4001)
+
+
+def resize(scale, mode="nearest", channels=1):
+    """A model of one Resize, of rows and columns."""
+    attributes = {"mode": mode} | ({"nearest_mode": "floor"} if mode == "nearest" else {})
+    return model_of(
+        [helper.make_node("Resize", ["x", "", "scales"], ["y"], **attributes)],
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, channels, "h", "w"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, channels, None, None])],
+        [numpy_helper.from_array(np.array([1, 1, scale, scale], np.float32), "scales")],
+    )
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_resized_sizes_are_those_of_torch_and_of_onnx_runtime(scale):
+    torchs = [
+        functional.interpolate(torch.empty(1, 1, n, device="meta"), scale_factor=scale).shape[2] for n in SIZES[::3]
+    ]
+    assert made_size(np.float32(scale), SIZES[::3], by_torch=True).tolist() == torchs
+    run, some = session_of(resize(scale)), SIZES[::7]
+    runtimes = [run.run(None, {"x": np.zeros((1, 1, n, 4), np.float32)})[0].shape[2] for n in some]
+    assert made_size(np.float32(scale), some, by_torch=False).tolist() == runtimes
+
+
+class Resized(nn.Module):
+    def __init__(self, scale, mode):
+        super().__init__()
+        torch.manual_seed(0)
+        self.before, self.after = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 2, 3, padding=1)
+        self.scale, self.mode = scale, mode
+
+    def forward(self, image):
+        return self.after(functional.interpolate(self.before(image), scale_factor=self.scale, mode=self.mode))
+
+
+@pytest.mark.exact
+def test_map_of_any_size_has_the_modules_size_and_is_as_near_as_it(tmp_path):
+    module = Resized(0.7, "bilinear").eval()
+    plan = serfer.map_plan(module, "any,multiple=10", tmp_path / "plan", window=70)
+    uneven, wide = plan.windows.rules.sides[-1].rows.ends, 420
+    assert {end.residue for end in uneven} == {0}
+    for end in uneven:  # one of the sizes that are rounded as torch's floats are, and one of the others
+        for high in (end.least, next(span.start for span in end.sizes if span.start > end.least)):
+            image = torch.from_numpy(np.random.default_rng(high).standard_normal((1, 3, high, wide), np.float32))
+            with torch.no_grad():
+                own, exact = module.float()(image).numpy(), module.double()(image.double()).numpy()
+            made = by_windows(tmp_path / "plan", image.numpy())
+            assert made.shape == own.shape
+            assert np.abs(made - exact).max() <= 2 * np.abs(own - exact).max() + 1e-6
+    assert len({made_size(0.7, end.least, by_torch=True) * 10 // end.least for end in uneven}) == len(uneven)
+
+
+@pytest.mark.exact
+@pytest.mark.parametrize(("scale", "size"), [(0.75, (301, 263)), (1.5, (301, 263)), (0.7, (300, 260))], ids=str)
+def test_map_of_one_size_shifts_by_the_scale_and_not_by_sizes(scale, size, tmp_path):
+    model = resize(scale, "linear", 3)
+    serfer.map_plan(saved(tmp_path, model), [size], tmp_path / "plan")
+    assert not load_plan(tmp_path / "plan").windows.positioned
+    image = np.random.default_rng(0).standard_normal((1, 3, *size), np.float32)
+    [own] = run_once(model, {"x": image})
+    assert np.abs(by_windows(tmp_path / "plan", image) - own).max() <= 1e-4 * np.ptp(own)

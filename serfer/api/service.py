@@ -33,7 +33,7 @@ from serfer.core.http_messages import InstanceState, ModelState
 from serfer.drivers.driver import RequestContext
 from serfer.pipeline.health import Health
 from serfer.pipeline.pipeline import AsyncPipeline
-from serfer.pipeline.query import NamedImage, Wanted, check_classifies, check_count
+from serfer.pipeline.query import NamedImage, Wanted, check_count, check_wanted
 from serfer.pipeline.result import Result
 from serfer.results import ResultManifest
 from serfer.storage.store import Store
@@ -209,8 +209,7 @@ class Service:
         held_bytes = len(images) * pipeline.recipe.shape.elements
         with self._count_failure(query.model):
             check_count(images, names, wanted.top_k)  # first: what is refused takes no other query's place
-            if wanted.classes:
-                check_classifies(pipeline.plan)
+            check_wanted(pipeline.plan, wanted)
             place = query.place or self.admission.place(query.client, query.remaining_s(_NOT_BEGUN))
             with place, self.admission.bytes.hold(query.client, held_bytes):
                 async with query.in_time("its images were not decoded"):

@@ -24,11 +24,12 @@ from serfer.cli.shared.asking import (
 from serfer.cli.shared.display import plain
 from serfer.cli.shared.options import BY_ARGUMENT, demo_model, network_among, opened, plan_directory, print_json
 from serfer.cli.shared.schema import settings_of
-from serfer.cli.shared.terminal import err, out
+from serfer.cli.shared.terminal import complain, err, out
 from serfer.control.throttle import Thresholds
 from serfer.core.detections import coco
 from serfer.core.errors import InputError, UsageError
 from serfer.core.exactness import difference
+from serfer.core.plan import ACTIVATIONS
 from serfer.core.plan.answers import as_answer
 from serfer.core.report import BOXES, CLASSES, ImageAnswer, PredictedImage
 from serfer.files import write_whole
@@ -67,7 +68,11 @@ def predict(options: ClassifyCommand, context: typer.Context) -> None:
         check_some(names, settings)  # a plan is made first: what is wrong with images is said before that
     ways = f"{BY_ARGUMENT}; or --demo"
     directory = plan_directory(given, model, options.stack, options, options.workers, choices=ways)
-    _check_boxes(load_plan(directory), boxes.draw, "--coco" if boxes.as_coco else "--draw" if boxes.draw else "")
+    given_of_boxes = {"--coco": boxes.as_coco, "--draw": boxes.draw, "--min-score": boxes.min_score is not None}
+    plan = load_plan(directory)
+    _check_boxes(plan, boxes.draw, next((option for option, value in given_of_boxes.items() if value), ""))
+    if isinstance(options, PredictCommand) and options.top_k != ClassifyCommand.top_k and kind_of(plan) != CLASSES:
+        complain(f"--top-k is for classes: {plan.model} gives other outputs, all of them")
     drawings = _Drawings(boxes.draw, len(names), settings.image_limits()) if boxes.draw else None
     workers = workers_of(options.workers, options.stack, "local")
     limits = Thresholds(options.yield_utilisation, options.yield_latency)
@@ -148,7 +153,9 @@ class _Questions:
         return {"kind": self.kind, **report, "images": [image.as_dict(self.kind)]}
 
     def _print(self, image: ImageAnswer, delta: Difference | None) -> None:
-        print_head(image.name, self.pipeline.plan)
+        plan = self.pipeline.plan
+        scores = "the network's own numbers" if plan.activation == ACTIVATIONS[-1] else plan.activation
+        print_head(image.name, plan, f"; scores: {scores}" if self.kind == CLASSES else "")
         for line in _lines(image, self.kind):
             out.print(line, soft_wrap=True)
         print_report(self.pipeline, self.workers, delta)

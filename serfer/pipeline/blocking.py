@@ -19,7 +19,7 @@ from serfer.drivers.driver import NO_CONTEXT, RequestContext
 from serfer.images import DecodedImage
 from serfer.pipeline.event_loop import result_of
 from serfer.pipeline.pipeline import DEADLINE_S, AsyncPipeline, Image, names_of
-from serfer.pipeline.query import NamedImage, Wanted, check_classifies, check_count
+from serfer.pipeline.query import NamedImage, Wanted, check_count, check_wanted
 from serfer.pipeline.result import Result
 from serfer.results import StoredResult
 
@@ -144,7 +144,6 @@ class Pipeline:
 
         Raises ImageError that names the image, PlanError where the plan does not say how pixels become numbers.
         """
-        check_classifies(self.plan)
         return self._predict(images, names, Wanted(top_k, classes=True), deadline_s)
 
     def predict(
@@ -174,6 +173,7 @@ class Pipeline:
     ) -> list[ImageAnswer]:
         started = time.monotonic()
         check_count(images, names, wanted.top_k)
+        check_wanted(self.plan, wanted)
         self.asynchronous.check(deadline_s)
         self._thread.report = None
         names = names_of(images) if names is None else names

@@ -93,10 +93,7 @@ class LoopThread:
 
     def check_process(self) -> None:
         if self.forked:
-            raise UsageError(
-                f"the pipeline belongs to process {self._process}, of which this one ({os.getpid()}) is a fork: "
-                "open a pipeline in this process"
-            )
+            raise UsageError(f"the pipeline belongs to process {self._process}: open one in this fork of it")
 
     def check_caller(self) -> None:
         """Raise UsageError where a caller would wait for ever: in a fork, and on the loop's own thread."""

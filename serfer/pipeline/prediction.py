@@ -88,8 +88,9 @@ def _predicted(plan: Plan, outputs: Outputs, number: int, image: NamedImage, wan
     if kind == CLASSES:
         [logits] = outputs.values()
         return replace(blank, predictions=best_classes(plan, logits[number], wanted.top_k))
+    own = plan.file.output if plan.file and plan.classifies else ""
     drawn = (
-        _output(tensor, _of_image(tensor, outputs, number), as_numbers=_is_numbers(plan, tensor))
+        _output(own or tensor.name, tensor, _of_image(tensor, outputs, number), as_numbers=_is_numbers(plan, tensor))
         for tensor in plan.output_tensors
     )
     return replace(blank, outputs=tuple(drawn))
@@ -121,8 +122,8 @@ def _label(plan: Plan, index: int) -> str:
     return plan.labels[index] if 0 <= index < len(plan.labels) else str(index)
 
 
-def _output(tensor: OutputTensor, values: NDArray[Any], *, as_numbers: bool) -> PredictedOutput:
-    output = PredictedOutput(tensor.name, tensor.dtype, values.shape[1:])
+def _output(name: str, tensor: OutputTensor, values: NDArray[Any], *, as_numbers: bool) -> PredictedOutput:
+    output = PredictedOutput(name, tensor.dtype, values.shape[1:])
     if as_numbers:
         return replace(output, values=tuple(np.ravel(values).tolist()))
     if not holds(PNG, tensor):

@@ -130,8 +130,11 @@ def preprocess_of(plan: Plan) -> Preprocess:
     return plan.preprocess
 
 
-def check_classifies(plan: Plan) -> None:
-    if not plan.classifies:
+def check_wanted(plan: Plan, wanted: Wanted) -> None:
+    """Raise PlanError or UsageError where a plan gives no classes, or no boxes, and these are wanted."""
+    if wanted.min_score is not None and plan.detection is None:
+        raise UsageError(f"min_score is for boxes, and {plan.model} gives none (docs/how-to/detect.md)")
+    if wanted.classes and not plan.classifies:
         outputs = ", ".join(f"{tensor.name} {list(tensor.dims)}" for tensor in plan.output_tensors)
         raise PlanError(
             f"this plan's network has no score for each class: an image's outputs are {outputs}. Use predict() or "

@@ -141,6 +141,7 @@ def test_later(http, found):
         ("predict?model=boxes&format=coco", {"Prefer": "respond-async"}, PIXELS, 422, "leave Prefer out"),
         ("predict?model=boxes&format=voc", {}, PIXELS, 422, "format"),
         ("predict?model=boxes&min_score=1.5", {}, PIXELS, 422, "min_score"),
+        ("predict?model=embedding&min_score=0.5", {}, PIXELS, 422, "min_score"),
         ("predict?model=boxes&iou=0.5", {}, PIXELS, 422, "'iou' is not a parameter"),
         ("predict?model=arrays", {}, PIXELS, 422, "preprocess"),
         ("predict?model=boxes", {}, PIXELS[:100], 400, "a.png"),

@@ -56,6 +56,21 @@ def test_classify_takes_a_file_among_its_images_and_says_what_is_assumed(serfer_
     assert {prediction["label"] for prediction in image["predictions"]} <= {str(number) for number in range(CLASSES)}
 
 
+def test_only_output_keeps_its_name_scores_say_what_they_are_and_options_of_other_kinds_are_named(
+    serfer_here, tmp_path, examples
+):
+    model, file = small_onnx(), tmp_path / "vectors.onnx"
+    model.graph.output[0].name = model.graph.node[-1].output[0] = "embedding"
+    onnx.save(model, file)
+    asked = (file, examples / "rocket.jpg", *HERE)
+    told = serfer_here("predict", *asked, "--json", "--top-k", "2")
+    [output] = json.loads(told.out)["images"][0]["outputs"]
+    assert (output["name"], len(output["values"]), "--top-k" in told.err) == ("embedding", CLASSES, True)
+    assert serfer_here("predict", *asked, "--min-score", "0.5").code == 2
+    assert "; scores: the network's own numbers" in serfer_here("classify", *asked).out
+    assert "; scores: softmax" in serfer_here("predict", *asked, "--output", "softmax").out
+
+
 def test_labels_preprocessing_and_scores_are_given_as_to_split(serfer_here, file, labels, preprocess, examples):
     described = ("--labels", labels, "--preprocess", preprocess, "--output", "softmax")
     told = serfer_here("classify", file, examples / "rocket.jpg", *described, *HERE, "--json", "--top-k", CLASSES)

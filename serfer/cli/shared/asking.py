@@ -124,8 +124,8 @@ def yielding(
         yield turn
 
 
-def print_head(name: str, plan: Plan) -> None:
-    out.print(f"[bold]{plain(PurePath(name).name)}[/]  {plain(plan.model)}, weights: {plain(plan.weights)}")
+def print_head(name: str, plan: Plan, said: str = "") -> None:
+    out.print(f"[bold]{plain(PurePath(name).name)}[/]  {plain(plan.model)}, weights: {plain(plan.weights)}{said}")
 
 
 def print_report(pipeline: Pipeline, workers: str, delta: Difference | None = None) -> None:

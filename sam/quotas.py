@@ -63,6 +63,9 @@ def check_region(options: Options, facts: AwsFacts) -> None:
     if region not in known:
         near = difflib.get_close_matches(region, known, _MOST_NAMED)
         raise UsageError(f"--region {region} is not a region with Lambda{f': did you mean {near[0]}?' if near else ''}")
+    needed = "apigateway" if options.drivers == "function" else "wafv2"
+    if not any(region in session.get_available_regions(needed, partition) for partition in partitions):
+        raise UsageError(f"--region {region} has no {needed}, which --drivers {options.drivers} needs: choose another")
     if options.snapstart and region in facts.regions_without.get("snapstart", ()):
         raise UsageError(f"--snapstart: {region} has none; leave it out, or choose another --region")
     _check_zone(options, facts)

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
-from serfer.core.errors import InputError, UnavailableError
+from serfer.core.errors import InputError, UnavailableError, UsageError
 from serfer.packaging.build_cache import assembled, in_use
 
 LAYERS = ("worker", "driver", "runner")
@@ -31,6 +32,7 @@ MACHINES = {"x86_64": "x86_64", "arm64": "aarch64"}
 """AWS's names of architectures, and those in the tags of wheels."""
 _NEWEST_GLIBC, _OLDEST_GLIBC = 34, 17  # of 2.x: manylinux2014 is the oldest that anything pinned here is built for
 _CREDENTIALS = re.compile(r"//[^/@\s]+@")
+_ARM64_FROM = Version("1.27.0")
 _TIMEOUT_S = 1800
 _SHOWN = 300  # characters of pip's output
 
@@ -70,6 +72,9 @@ class Wheel:
 def wheels(lock: Path, runtime: str, architecture: str, cache: Path) -> tuple[Wheel, ...]:
     """Return the wheels that a lock file pins, in its order, downloaded below `cache` when first needed."""
     pinned = pins(lock)
+    old = [pin.version for pin in pinned if pin.name == "onnxruntime" and Version(pin.version) < _ARM64_FROM]
+    if architecture == "arm64" and old:
+        raise UsageError(f"--architecture arm64: {lock.name} pins ONNX Runtime {old[0]}, before {_ARM64_FROM} it leaks")
     stamp = hashlib.sha256(lock.read_bytes()).hexdigest()[:12]
     target = cache / "wheels" / f"{lock.stem}-{runtime}-{architecture}-{stamp}"
     if in_use(target):

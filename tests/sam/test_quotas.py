@@ -61,6 +61,8 @@ RESERVED = {"store": "valkey", "reserved_concurrency": 7}
         (LARGE, {}, "stage-0/0 has .* a function may have 262,144,000: .*limit_mb"),
         (PLAN, {"pings": Pings(6)}, "later than environments without work stay, 300 s .* ping every 5 minutes"),
         (PLAN, {"pings": Pings(5, 500)}, "ping_queries=500 takes 1,001 environments at once"),
+        (PLAN, {"region": "us-isof-south-1"}, "has no apigateway, which --drivers function needs"),
+        (PLAN, {"region": "eu-isoe-west-1", "drivers": "fleet"}, "eu-isoe-west-1 has no wafv2"),
         (PLAN, {"provisioned_concurrency": 301}, "takes 903 environments of all functions .* may set 900 aside"),
         (PLAN, {"provisioned_concurrency": 3, "reserved_concurrency": 5}, "takes 6 environments .* allows 5"),
     ],

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from packaging.utils import canonicalize_name
 
-from serfer.core.errors import UnavailableError
+from serfer.core.errors import UnavailableError, UsageError
 from serfer.packaging.build_cache import assembled
 from serfer.packaging.manifest import CONTENTS
 from serfer.sam.build import wheels as module
@@ -55,6 +55,13 @@ def make_lock(directory, *paths):
     digests = frozenset(hashlib.sha256(path.read_bytes()).hexdigest() for path in paths)
     lock.write_text(dump((Pin("thing", "1.0", digests or frozenset({"0" * 64})),)))
     return lock
+
+
+def test_onnx_runtime_that_leaks_on_arm64_is_not_packed_there(tmp_path):
+    lock = tmp_path / "worker.txt"
+    lock.write_text(dump((Pin("onnxruntime", "1.26.0", frozenset({"0" * 64})),)))
+    with pytest.raises(UsageError, match=r"--architecture arm64: worker\.txt pins ONNX Runtime 1\.26\.0"):
+        wheels(lock, "python3.13", "arm64", tmp_path)
 
 
 @pytest.mark.parametrize("layer", LAYERS)

@@ -1,6 +1,9 @@
+import asyncio
 import json
+import queue
 import re
 import socket
+import struct
 import threading
 import time
 from contextlib import contextmanager, suppress
@@ -10,6 +13,7 @@ import pytest
 from serfer.api.auth.hosts import HostCheck
 from serfer.api.http.problems import Problem
 from serfer.api.http.protocol import MOST_HEADERS, limited_protocol
+from serfer.api.requests import disconnected
 from tests.support.served import running
 
 PATIENCE = 60.0  # s
@@ -18,7 +22,8 @@ GOOD = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 LAST = GOOD[:-2] + b"Connection: close\r\n\r\n"
 CHUNKED = b"POST /read HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 SIZED = b"POST /read HTTP/1.1\r\nHost: x\r\nContent-Length: %b\r\n"
-written = threading.Event()
+WAIT = GOOD.replace(b"/", b"/wait", 1)
+written, told, released = threading.Event(), queue.Queue(), asyncio.Semaphore(0)
 
 
 async def application(scope, receive, send):
@@ -30,6 +35,18 @@ async def application(scope, receive, send):
         await send({"type": "http.response.body", "body": LARGE})  # waits until the first half is taken
         written.set()
         return
+    if scope["path"] == "/wait":
+        told.put("waiting")
+        waits = {
+            asyncio.create_task(released.acquire()): "released",
+            asyncio.create_task(disconnected(receive)): "gone",
+        }
+        done, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        told.put(waits[done.pop()])
+    if scope["path"] == "/release":
+        released.release()
     if scope["path"].startswith("/host"):
         await _answer(send, *await _host_check(scope))
         return
@@ -126,8 +143,8 @@ def one_answer(client):
     return received
 
 
-def works(port):
-    with connected(port, GOOD) as client:
+def works(port, path=b"/"):
+    with connected(port, GOOD.replace(b"/", path, 1)) as client:
         return one_answer(client).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
@@ -361,6 +378,43 @@ def test_a_client_that_leaves_in_the_middle_of_a_head_is_forgotten(patient):
     with connected(patient, GOOD[:9]):
         pass
     assert works(patient)
+
+
+class TestHalfClosed:
+    """A client that sends nothing more, and waits for its answer: RFC 9112, section 9.6."""
+
+    @pytest.mark.parametrize(
+        "head", [WAIT, WAIT.replace(b"1.1", b"1.0"), SIZED.replace(b"/read", b"/wait") % b"0" + b"\r\n"]
+    )
+    def test_client_that_has_sent_all_gets_its_answer(self, patient, head):
+        with connected(patient, head) as client:
+            assert told.get(timeout=PATIENCE) == "waiting"
+            client.shutdown(socket.SHUT_WR)
+            answer = b"" if b"1.0" in head else client.recv(25)
+            assert works(patient, b"/release")
+            assert told.get(timeout=PATIENCE) == "released"
+            *probes, head, body = (answer + rest(client)).split(b"\r\n\r\n")
+        assert set(probes) <= {b"HTTP/1.1 100 Continue"}
+        assert (head.partition(b"\r\n")[0], body) == (b"HTTP/1.1 200 OK", b"0")
+
+    def test_all_that_was_sent_before_is_answered_and_the_connection_ends(self, patient):
+        with connected(patient, 3 * GOOD + GOOD[:-1]) as client:
+            client.shutdown(socket.SHUT_WR)
+            assert rest(client).count(b"HTTP/1.1 200 OK") == 3
+
+    @pytest.mark.parametrize("leave", ["close", "reset", "end, then close", "in the body"])
+    def test_client_that_has_left_ends_its_request(self, patient, leave):
+        head = SIZED.replace(b"/read", b"/wait") % b"1" + b"\r\n"
+        with connected(patient, head if leave == "in the body" else WAIT) as client:
+            assert told.get(timeout=PATIENCE) == "waiting"
+            if leave == "reset":
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            if leave.startswith(("end", "in")):
+                client.shutdown(socket.SHUT_WR)
+            if leave.startswith("end"):
+                assert client.recv(25)
+        assert told.get(timeout=PATIENCE) == "gone"
+        assert works(patient)
 
 
 @pytest.mark.hostile

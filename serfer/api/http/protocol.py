@@ -4,6 +4,9 @@ Whenever a connection waits for a request, a timer runs: uvicorn's keep-alive be
 connection's start, or from a head's first byte, until the head is whole. One more runs while a client keeps sending a
 body that was answered already. While the application reads a body, it keeps the time itself (`serfer.api.http.body`). A
 client that does not read its answer, of which uvicorn keeps one at a time, is disconnected after as long.
+
+A client that ends its sending side after a whole request gets its answer (RFC 9112, section 9.6). Whether it has closed
+the connection shows only when something is sent to it, so until then it gets `100 Continue` now and again.
 """
 
 from __future__ import annotations
@@ -30,6 +33,9 @@ _AMBIGUOUS = re.compile(rb"(?<!\r)\n|\n[ \t]")  # a line's end without CR, a hea
 _URL = re.compile(rb"https?://((?:[\w.-]+|\[[\da-f.:]+\])(?::\d{0,5})?)(/.*|\?.*)?", re.IGNORECASE)
 _BLANK_LINE = b"\r\n\r\n"
 _ANSWERABLE = (h11.IDLE, h11.SEND_RESPONSE)
+_INCOMPLETE = (h11.IDLE, h11.SEND_BODY)  # states of a client in which no whole request of it is being answered
+_CONTINUE = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
+_FIRST_PROBE_S, _PROBE_S = 0.05, 5.0  # after the end of a client's sending side; each time twice as long, at most
 
 
 class _Connection(h11.Connection):
@@ -127,6 +133,7 @@ class LimitedProtocol(H11Protocol):
         self.conn: _Connection = _Connection(config.h11_max_incomplete_event_size or MOST_HEAD)
         self._timer: asyncio.TimerHandle | None = None
         self._reading: asyncio.TimerHandle | None = None  # runs while the client takes an answer
+        self._ended = False  # the client sends nothing more
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -136,8 +143,27 @@ class LimitedProtocol(H11Protocol):
         super().data_received(data)
         self._watch()
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Return whether the connection stays open, which is until what was sent as a whole is answered."""
+        waiting = self.cycle is not None and not self.cycle.response_complete
+        if not waiting or self.conn.their_state in _INCOMPLETE:
+            return False
+        if not self._ended and self.conn.their_http_version != b"1.0":  # which knows no 100
+            self._probe(_FIRST_PROBE_S)
+        self._ended = True
+        return True
+
+    def _probe(self, after_s: float) -> None:
+        """Send what a client that is there ignores; a later one fails once the system of one that is not says so."""
+        if not self.transport.is_closing():
+            if self.conn.our_state is h11.SEND_RESPONSE:
+                self.transport.write(self.conn.send(_CONTINUE))
+            self.loop.call_later(after_s, self._probe, min(2 * after_s, _PROBE_S))
+
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self._ended and self.conn.their_state in _INCOMPLETE:
+            self.transport.close()
         self._watch()
 
     def pause_writing(self) -> None:

@@ -107,6 +107,7 @@ def make_app(
         title="SerFer",
         version=__version__,
         summary="Answers to images by split convolutional networks.",
+        openapi_url=None,  # FastAPI's encodes it for each request (routes/page.py)
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,  # a redirect would name whatever host the client has named

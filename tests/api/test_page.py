@@ -10,7 +10,7 @@ from serfer.api.routes import page
 from serfer.api.routes.page import list_routes
 
 FILES = Path(page.__file__).with_name("page")
-PATHS = ("/", "/docs", "/page/app.js", "/page/style.css", "/page/icon.svg")
+PATHS = ("/", "/docs", "/openapi.json", "/page/app.js", "/page/style.css", "/page/icon.svg")
 TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 
 
@@ -92,6 +92,16 @@ def test_pages_have_no_external_resources_or_inline_code(lasting_http, place):
     assert [place for place in parsed.places if re.match(r"[a-z]+:|//", place)] == []
     named = {place.removeprefix("page/") for place in parsed.places if place.startswith("page/")}
     assert named <= {file.name for file in FILES.iterdir()}
+
+
+@pytest.mark.hostile
+def test_openapi_is_encoded_once(lasting_http, monkeypatch):
+    """It is large, and anybody may ask for it."""
+    tag = lasting_http.get("/openapi.json").headers["etag"]
+    monkeypatch.setattr("starlette.responses.json.dumps", None)
+    for headers, status in (({}, 200), ({"If-None-Match": tag}, 304)):
+        answer = lasting_http.get("/openapi.json", headers=headers)
+        assert (answer.status_code, answer.headers["etag"]) == (status, tag)
 
 
 def test_docs_lists_every_route_of_openapi(lasting_http):

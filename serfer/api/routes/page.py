@@ -1,4 +1,4 @@
-"""The page at `/`, plain files of this package, and the list of routes at /docs, with a strict content policy."""
+"""The page at `/`, plain files of this package, and the routes at /docs and /openapi.json, with a strict policy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fastapi import APIRouter, Request
-from fastapi.responses import Response
+from fastapi.responses import JSONResponse, Response
 
 from serfer.api.http.problems import Problem
 
@@ -19,6 +19,7 @@ _TYPES: Final = {
     ".js": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
+    ".json": "application/json",
 }
 _POLICY: Final = {
     "default-src": "'none'",
@@ -54,6 +55,12 @@ def page_router() -> APIRouter:
         if "docs" not in files:
             files["docs"] = _File(list_routes(request.app.openapi()).encode(), ".html")
         return files["docs"].response(request)
+
+    @router.api_route("/openapi.json", methods=["GET", "HEAD"])
+    async def openapi(request: Request) -> Response:
+        if "openapi" not in files:  # open to everybody, so it is encoded once
+            files["openapi"] = _File(JSONResponse(request.app.openapi()).body, ".json")
+        return files["openapi"].response(request)
 
     @router.api_route("/page/{name}", methods=["GET", "HEAD"])
     async def part(request: Request, name: str) -> Response:
@@ -92,7 +99,7 @@ def _rows(schema: Mapping[str, Any]) -> Iterator[str]:
 
 
 class _File:
-    def __init__(self, content: bytes, suffix: str) -> None:
+    def __init__(self, content: bytes | memoryview, suffix: str) -> None:
         self._content = content
         self._headers = {**_HEADERS, "ETag": f'"{hashlib.sha256(self._content).hexdigest()[:32]}"'}
         self._type = _TYPES[suffix]

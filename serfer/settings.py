@@ -151,6 +151,10 @@ class Settings(BaseSettings):
     """How long a body may take to arrive."""
     api_header_timeout_s: float = Field(default=10.0, gt=0, le=3600)
     """How long headers may take to arrive."""
+    api_client_connections: int = Field(default=512, gt=0, le=65_536)
+    """Connections that an address, of IPv6 its /64 network, may have to a driver; at most half of the files that it may
+    open (`ulimit -n`). Those on which a balancer of FORWARDED_ALLOW_IPS names its clients do not count.
+    """
     throttled_attempts: int = Field(default=12, gt=0, le=12)
     """Attempts of a task for which Lambda has no room, before the query ends with 429; a driver function makes 5 at
     most.

@@ -45,7 +45,7 @@ _PARTS: Final = {
     "uvicorn and h11": ("uvicorn/", "h11/", "serfer/api/http/protocol.py"),
     "FastAPI, Starlette, pydantic": ("fastapi/", "starlette/", "pydantic/", "anyio/"),
     "handing images to the decoder's process": ("serfer/api/decoding/", "serfer/images.py"),
-    "metrics and logs": ("serfer/api/observability/", "prometheus_client/", "serfer/api/online_load.py"),
+    "metrics and logs": ("serfer/api/observability/", "prometheus_client/", "serfer/control/online_load.py"),
     "admission and turns": ("serfer/api/admission.py", "serfer/api/service.py"),
     "our routes and middleware": ("serfer/api/",),
     _LOOP: ("asyncio/", "selectors.py", "serfer/pipeline/event_loop.py"),

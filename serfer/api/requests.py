@@ -58,11 +58,11 @@ def client_of(request: Request) -> str:
     known = getattr(request.state, "client", None)
     if known is not None:
         return f"key {known.name}"
-    return _network(request.client.host if request.client else "")
+    return network_of(request.client.host if request.client else "")
 
 
 @lru_cache(_NETWORKS)
-def _network(host: str) -> str:
+def network_of(host: str) -> str:
     try:
         address = ip_address(host)
     except ValueError:

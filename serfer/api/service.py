@@ -18,9 +18,9 @@ from serfer.api.admission import Admission, Place
 from serfer.api.decoding.decoders import Decoders
 from serfer.api.http.problems import Problem
 from serfer.api.jobs.offline import OfflineJobs
-from serfer.api.online_load import LoadMonitor
 from serfer.applications.applications import Applications
 from serfer.control.dispatch import Batching
+from serfer.control.online_load import LoadMonitor
 from serfer.core.errors import (
     DeadlineError,
     LambdaThrottledError,
@@ -155,7 +155,7 @@ class Service:
         self.jobs: OfflineJobs | None = None
         self.plan_watch: Callable[[], None] | None = None
         self.admission = admission
-        self.load = LoadMonitor(self.pipelines, admission.in_flight)
+        self.load = LoadMonitor(self.pipelines, admission.in_flight, time.monotonic)
         self.decoders = decoders or Decoders()
         self.draining = False
         self._observer = observer
@@ -276,7 +276,7 @@ class Service:
             raise
         answered = ServiceResult(result, admitted, queued_s + waited_s)
         self._doubtful = False
-        self.load.answered(query.model, result)
+        self.load.answered(query.model, len(next(iter(result.outputs.values()), ())), result.report)
         self._observer.answered(query.model, answered)
         return answered
 

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from serfer.control.online_load import FunctionLoad
 from serfer.control.throttle import Occupancy
 from serfer.core.errors import SerferError
 from serfer.core.keys import NO_QUERY, input_key, output_key
@@ -19,21 +20,6 @@ from serfer.storage.store import Store
 
 if TYPE_CHECKING:
     from serfer.drivers.lambda_http import LambdaInvoker
-
-
-@dataclass(frozen=True)
-class FunctionLoad:
-    """Invocations in flight, of at most `capacity`; `utilisation` is their mean share over the last seconds.
-
-    `throttled` counts those that were refused for lack of room, since the start. With `of_account` the capacity is the
-    account's, which other drivers use as well.
-    """
-
-    in_flight: int
-    capacity: int
-    utilisation: float
-    throttled: int
-    of_account: bool
 
 
 class FunctionGauge:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from serfer.control.online_load import FunctionLoad
 from serfer.core.costs.aws import LambdaFacts
 from serfer.core.errors import DeadlineError, UnavailableError, UsageError
 from serfer.core.keys import LOCAL_OWNER, ResultPlace
@@ -27,7 +28,7 @@ from serfer.drivers.driver import NO_CONTEXT, TTL_MARGIN_S, Driver, RequestConte
 from serfer.drivers.target import Target
 from serfer.images import DecodedImage, Recipe, decode_image, read_image, stacked
 from serfer.pipeline.event_loop import LoopThread, never_free_in_forks
-from serfer.pipeline.health import FunctionGauge, FunctionLoad, Health, Probe
+from serfer.pipeline.health import FunctionGauge, Health, Probe
 from serfer.pipeline.plan_choice import OnePlan, TwoPlans
 from serfer.pipeline.query import (
     NamedImage,

@@ -14,7 +14,7 @@ from serfer.api.app import make_app
 from serfer.api.auth.keys import KeyRing, add_key
 from serfer.api.jobs import offline
 from serfer.api.jobs.offline import MOST_JOBS, JobImages, OfflineJobs, OfflineRecord
-from serfer.api.online_load import LoadMonitor
+from serfer.control.online_load import LoadMonitor
 from serfer.control.throttle import OnlineLoad
 from serfer.core.errors import ImageError, ImageTooLargeError
 from serfer.settings import Settings

@@ -2,12 +2,10 @@
 
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
-from serfer.api.online_load import LoadMonitor
+from serfer.control.online_load import FunctionLoad, LoadMonitor
 from serfer.control.throttle import BLOCK
-from serfer.pipeline.health import FunctionLoad
 from tests.support.served import png
 
 
@@ -16,8 +14,7 @@ def pipeline(load=None, target=None):
 
 
 def result(ms=100.0, images=1, target="serverless"):
-    report = SimpleNamespace(target=target, plan="digest", latency_ms=ms)
-    return SimpleNamespace(report=report, outputs={"logits": np.zeros((images, 5))})
+    return images, SimpleNamespace(target=target, plan="digest", latency_ms=ms)
 
 
 class World:
@@ -62,7 +59,7 @@ def test_answers_that_were_kept_say_nothing_of_what_computes():
     world = World(pipeline())
     for number in range(10 * BLOCK):
         world.later(0.01)
-        world.monitor.answered("m", result(0.1, target="cache") if number % 2 else result())
+        world.monitor.answered("m", *result(0.1, target="cache") if number % 2 else result())
     assert world.monitor.read().latency == 1.0
 
 

@@ -6,7 +6,8 @@ import socket
 import struct
 import threading
 import time
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
@@ -23,6 +24,7 @@ LAST = GOOD[:-2] + b"Connection: close\r\n\r\n"
 CHUNKED = b"POST /read HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 SIZED = b"POST /read HTTP/1.1\r\nHost: x\r\nContent-Length: %b\r\n"
 WAIT = GOOD.replace(b"/", b"/wait", 1)
+active, counted, protocols = set(), [], {}
 written, told, released = threading.Event(), queue.Queue(), asyncio.Semaphore(0)
 
 
@@ -35,16 +37,9 @@ async def application(scope, receive, send):
         await send({"type": "http.response.body", "body": LARGE})  # waits until the first half is taken
         written.set()
         return
-    if scope["path"] == "/wait":
-        told.put("waiting")
-        waits = {
-            asyncio.create_task(released.acquire()): "released",
-            asyncio.create_task(disconnected(receive)): "gone",
-        }
-        done, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for task in pending:
-            task.cancel()
-        told.put(waits[done.pop()])
+    if scope["path"] in WATCHED:
+        await WATCHED[scope["path"]](scope, receive, send)
+        return
     if scope["path"] == "/release":
         released.release()
     if scope["path"].startswith("/host"):
@@ -59,6 +54,37 @@ async def application(scope, receive, send):
         if not message["more_body"]:
             break
     await _answer(send, 200, str(length).encode())
+
+
+async def _wait(_scope, receive, send):
+    told.put("waiting")
+    waits = {asyncio.create_task(released.acquire()): "released", asyncio.create_task(disconnected(receive)): "gone"}
+    done, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+    told.put(waits[done.pop()])
+    await _answer(send, 200, b"0")
+
+
+async def _count(scope, _receive, send):
+    active.add(scope["client"])
+    counted.append(len(active))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    await _answer(send, 200, LARGE if scope["path"] == "/once" else b"1")
+    active.remove(scope["client"])
+
+
+async def _read_ahead(_scope, receive, send):
+    gone = asyncio.create_task(disconnected(receive))
+    for _ in range(5):
+        await asyncio.sleep(0)  # while the application looks whether the client is there
+    gone.cancel()
+    counted.append(max(len(connection.conn.trailing_data[0]) for connection in everyone()))
+    await _answer(send, 200, b"0")
+
+
+WATCHED = {"/wait": _wait, "/counted": _count, "/once": _count, "/ahead": _read_ahead}
 
 
 async def _answer(send, status, body):
@@ -78,10 +104,19 @@ async def _host_check(scope):
 
 
 @contextmanager
-def serving(header_timeout_s, **settings):
-    protocol = limited_protocol(header_timeout_s)
+def serving(header_timeout_s, connections_each=100, **settings):
+    protocol = limited_protocol(header_timeout_s, connections_each)
     with running(application, http=protocol, lifespan="off", ws="none", **settings) as url:
-        yield int(url.rpartition(":")[2])
+        port = int(url.rpartition(":")[2])
+        protocols[port] = protocol
+        yield port
+
+
+def everyone():
+    """Return the connections of all servers here."""
+    return {
+        one for protocol in protocols.values() for client in protocol.clients.values() for one in client.connections
+    }
 
 
 @pytest.fixture(scope="module")
@@ -378,6 +413,65 @@ def test_a_client_that_leaves_in_the_middle_of_a_head_is_forgotten(patient):
     with connected(patient, GOOD[:9]):
         pass
     assert works(patient)
+
+
+class TestOneClient:
+    """What a client may have of a server that others use too; it is counted, not timed."""
+
+    @pytest.mark.hostile
+    def test_requests_that_are_pipelined_run_a_few_at_once(self, patient):
+        """Each connection's first one runs at once; of the others as many as may, and all are answered."""
+        counted.clear()
+        later, last = GOOD.replace(b"/", b"/counted", 1), LAST.replace(b"/", b"/counted", 1)
+        with ExitStack() as opened:
+            clients = [opened.enter_context(connected(patient, WAIT + 20 * later + last)) for _ in range(20)]
+            assert {told.get(timeout=PATIENCE) for _ in clients} == {"waiting"}
+            assert all(works(patient, b"/release") for _ in clients)
+            assert [rest(client).count(b"HTTP/1.1 200 OK") for client in clients] == [22] * 20
+        assert {told.get(timeout=PATIENCE) for _ in clients} == {"released"}
+        assert (len(counted), max(counted)) == (20 * 21, 4)
+
+    @pytest.mark.hostile
+    def test_next_request_waits_until_the_answer_before_is_taken(self, patient):
+        counted.clear()
+        large = GOOD.replace(b"/", b"/once", 1)
+        with connected(patient, large + large.replace(b"Host", b"Connection: close\r\nHost")) as client:
+            client.recv(1)
+            for _ in range(10):
+                assert works(patient)
+            assert len(counted) == 1
+            assert sum(map(len, iter(lambda: client.recv(1024 * 1024), b""))) > 2 * len(LARGE)
+        assert len(counted) == 2
+
+    @pytest.mark.hostile
+    def test_little_is_read_ahead_of_requests(self, patient):
+        counted.clear()
+        ahead = GOOD.replace(b"/", b"/ahead", 1)
+        with ThreadPoolExecutor(1) as thread:
+            with connected(patient) as client:
+                sent = thread.submit(client.sendall, ahead * 1_000_000)
+                answers = 0
+                while answers < 100:
+                    answers += client.recv(65536).count(b"HTTP/1.1 200 OK")
+                client.shutdown(socket.SHUT_RDWR)
+            assert isinstance(sent.exception(PATIENCE), OSError)
+        assert 0 < max(counted) < 1024 * 1024
+
+    @pytest.mark.hostile
+    def test_connections_of_an_address_are_bounded_but_not_those_of_a_balancer(self):
+        forwarded = GOOD[:-2] + b"X-Forwarded-For: 8.8.8.8\r\n\r\n"
+        with serving(PATIENCE, connections_each=2) as port, ExitStack() as opened:
+            for _ in range(3):
+                balancer = opened.enter_context(connected(port, forwarded))
+                assert one_answer(balancer).startswith(b"HTTP/1.1 200")
+            with connected(port, GOOD) as first, connected(port, GOOD) as second:
+                assert one_answer(first).startswith(b"HTTP/1.1 200")
+                assert one_answer(second).startswith(b"HTTP/1.1 200")
+                assert problem(exchanged(port)) == 429
+            balancer.sendall(forwarded)
+            assert one_answer(balancer).startswith(b"HTTP/1.1 200")
+            while not works(port):
+                pass  # until the server has seen the end of those that were closed
 
 
 class TestHalfClosed:

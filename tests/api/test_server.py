@@ -28,7 +28,7 @@ class Watched(LimitedProtocol):
         accepted = transport.get_extra_info("socket")
         state["nodelay"] = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
-sys.modules["serfer.api.http.server"].limited_protocol = lambda _: Watched
+sys.modules["serfer.api.http.server"].limited_protocol = lambda *_: Watched
 state, released = {"ready": True}, asyncio.Event()
 
 async def disconnected(receive):
@@ -62,6 +62,7 @@ run(serve(
     host="127.0.0.1",
     port=0,
     header_timeout_s=5.0,
+    connections_each=100,
     drain_s=float(sys.argv[1]),
     on_drain=lambda: state.update(ready=False),
     on_started=lambda url: print(url, flush=True),
@@ -165,7 +166,13 @@ def test_address_that_cannot_be_had_is_named():
         raise AssertionError
 
     def start(host, port):
-        nothing = {"header_timeout_s": 1.0, "drain_s": 0.0, "on_drain": lambda: None, "on_started": print}
+        nothing = {
+            "header_timeout_s": 1.0,
+            "connections_each": 9,
+            "drain_s": 0.0,
+            "on_drain": lambda: None,
+            "on_started": print,
+        }
         asyncio.run(serve(app, host=host, port=port, **nothing))
 
     with socket.create_server(("127.0.0.1", 0)) as other:

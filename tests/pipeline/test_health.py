@@ -5,11 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from serfer.control.online_load import FunctionLoad
 from serfer.core.run_machine import Failure, FailureKind, Retry
 from serfer.drivers.dispatching.priority_semaphore import PrioritySemaphore
 from serfer.drivers.query_store import retry_store
 from serfer.pipeline.event_loop import LoopThread
-from serfer.pipeline.health import FunctionGauge, FunctionLoad, Health, Probe
+from serfer.pipeline.health import FunctionGauge, Health, Probe
 from serfer.storage import open_store
 from tests.core.plans import small_plan
 

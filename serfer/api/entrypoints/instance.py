@@ -116,6 +116,7 @@ async def serve_instance(
             host=address.host,
             port=address.port,
             header_timeout_s=settings.api_header_timeout_s,
+            connections_each=_NO_BOUND,
             drain_s=settings.api_drain_s,
             on_drain=service.drain,
             on_started=started,

@@ -37,6 +37,7 @@ from serfer.plan_directory import load_plan
 from serfer.settings import Settings
 from serfer.storage import open_store
 from serfer.storage.store import Store
+from serfer.system import raise_file_limit
 from serfer.wiring.deployed import Deployment, find_deployment
 from serfer.wiring.open_pipeline import open_on
 from serfer.wiring.options import Choices
@@ -143,6 +144,7 @@ async def serve_models(
             host=address.host,
             port=address.port,
             header_timeout_s=settings.api_header_timeout_s,
+            connections_each=min(settings.api_client_connections, raise_file_limit() // 2),
             drain_s=settings.api_drain_s,
             on_drain=service.drain,
             on_started=on_started,

@@ -5,6 +5,10 @@ connection's start, or from a head's first byte, until the head is whole. One mo
 body that was answered already. While the application reads a body, it keeps the time itself (`serfer.api.http.body`). A
 client that does not read its answer, of which uvicorn keeps one at a time, is disconnected after as long.
 
+No client has more than its share: connections of an address are bounded, but for those on which a trusted balancer
+forwards; of the requests that it sends before earlier ones are answered (pipelining), few run at once, each after what
+was written before it has left, and little is read ahead of them.
+
 A client that ends its sending side after a whole request gets its answer (RFC 9112, section 9.6). Whether it has closed
 the connection shows only when something is sent to it, so until then it gets `100 Continue` now and again.
 """
@@ -15,19 +19,29 @@ import asyncio
 import json
 import re
 from http import HTTPStatus
-from typing import Any
+from typing import Any, ClassVar
 
 import h11
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from serfer.api.http.problems import MEDIA_TYPE
+from serfer.api.requests import network_of
+from serfer.control.turns import Turns
 
 MOST_HEADERS = 100
 MOST_HEAD = 16 * 1024  # bytes, where uvicorn's configuration says nothing (h11_max_incomplete_event_size)
+CONNECTIONS = 512  # of an address, where nothing else is said
+_PIPELINED = 4  # requests of an address that run at once although they came before earlier ones were answered
+_READ_AHEAD = 64 * 1024  # bytes of such requests that a connection keeps
 _LEAST_READ = 16 * 1024  # bytes of an answer that a client has to take in `header_timeout_s`
 _VERSIONS = (b"1.0", b"1.1")
+_TOO_MANY = (
+    "your address has the {most} connections that it may have here (SERFER_API_CLIENT_CONNECTIONS): close some, or "
+    "raise it"
+)
 _TOO_LARGE = f"the request's head is too large, or has more than {MOST_HEADERS} headers"
 _AMBIGUOUS = re.compile(rb"(?<!\r)\n|\n[ \t]")  # a line's end without CR, a header that goes on in a second line
 _URL = re.compile(rb"https?://((?:[\w.-]+|\[[\da-f.:]+\])(?::\d{0,5})?)(/.*|\?.*)?", re.IGNORECASE)
@@ -117,10 +131,40 @@ def _origin_form(request: h11.Request) -> h11.Request:
     )
 
 
+class _Client:
+    """The connections of one address, and the turns of its requests that came before earlier ones were answered."""
+
+    def __init__(self) -> None:
+        self.connections: set[LimitedProtocol] = set()
+        self.turns = Turns[LimitedProtocol](_PIPELINED, lambda chosen: chosen.loop.call_soon(chosen.go_on))
+
+    def is_full(self, most: int) -> bool:
+        if len(self.connections) >= most:
+            self.connections = {connection for connection in self.connections if not connection.forwards}
+        return len(self.connections) >= most
+
+
+class _Flow(FlowControl):
+    """uvicorn's, which reads no further while more than enough of later requests is there."""
+
+    def __init__(self, transport: asyncio.Transport, conn: h11.Connection) -> None:
+        super().__init__(transport)
+        self._conn = conn
+
+    def resume_reading(self) -> None:
+        if self._conn.their_state in _INCOMPLETE or len(self._conn.trailing_data[0]) < _READ_AHEAD:
+            super().resume_reading()
+
+
 class LimitedProtocol(H11Protocol):
-    """uvicorn's protocol with those bounds; `header_timeout_s` is seconds."""
+    """uvicorn's protocol with those bounds; `header_timeout_s` is seconds, `connections_each` of an address.
+
+    `clients` are the addresses by what they share (serfer.api.requests.network_of).
+    """
 
     header_timeout_s = 10.0
+    connections_each = CONNECTIONS
+    clients: ClassVar[dict[str, _Client]] = {}
 
     def __init__(
         self,
@@ -134,10 +178,23 @@ class LimitedProtocol(H11Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._reading: asyncio.TimerHandle | None = None  # runs while the client takes an answer
         self._ended = False  # the client sends nothing more
+        self._held = False  # the next request waits until what was written has left
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = _Flow(transport, self.conn)
+        self._network = network_of(self.client[0] if self.client else "")
+        self._shared = self.clients.setdefault(self._network, _Client())
+        if self._shared.is_full(self.connections_each):
+            self._refuse(HTTPStatus.TOO_MANY_REQUESTS, _TOO_MANY.format(most=self.connections_each))
+            return
+        self._shared.connections.add(self)
         self._watch()
+
+    @property
+    def forwards(self) -> bool:
+        """Whether the connection is a trusted balancer's, which has named another client."""
+        return self.scope is not None and self.scope["client"] != self.client
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -145,8 +202,8 @@ class LimitedProtocol(H11Protocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Return whether the connection stays open, which is until what was sent as a whole is answered."""
-        waiting = self.cycle is not None and not self.cycle.response_complete
-        if not waiting or self.conn.their_state in _INCOMPLETE:
+        answered = self.cycle is None or self.cycle.response_complete
+        if self.conn.their_state in _INCOMPLETE or (answered and not self.conn.trailing_data[0]):
             return False
         if not self._ended and self.conn.their_http_version != b"1.0":  # which knows no 100
             self._probe(_FIRST_PROBE_S)
@@ -161,7 +218,20 @@ class LimitedProtocol(H11Protocol):
             self.loop.call_later(after_s, self._probe, min(2 * after_s, _PROBE_S))
 
     def on_response_complete(self) -> None:
+        """Go on with the next request, at once only where the client waited for this answer, and has taken it."""
+        self._shared.turns.end(self)
+        self._held = self.flow.write_paused and not self.transport.is_closing()
+        if self._held:
+            self.flow.pause_reading()
+        elif self.conn.trailing_data[0] and self.conn.their_state is h11.DONE:
+            self._shared.turns.wait(self)
+        else:
+            self.go_on()
+
+    def go_on(self) -> None:
         super().on_response_complete()
+        if self.conn.their_state is h11.IDLE:
+            self._shared.turns.end(self)  # its next request is not whole
         if self._ended and self.conn.their_state in _INCOMPLETE:
             self.transport.close()
         self._watch()
@@ -173,11 +243,18 @@ class LimitedProtocol(H11Protocol):
     def resume_writing(self) -> None:
         self._stop_reading()
         super().resume_writing()
+        if self._held:
+            self.on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         self._stop_reading()
+        self._held = False
         super().connection_lost(exc)
+        self._shared.connections.discard(self)
+        self._shared.turns.end(self)
+        if not self._shared.connections and self.clients.get(self._network) is self._shared:
+            del self.clients[self._network]
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is not HTTP, with a reason, where an answer has not begun; then close."""
@@ -235,10 +312,12 @@ def _answer(conn: h11.Connection, status: HTTPStatus, detail: str) -> bytes:
     problem = {"title": status.phrase, "status": status.value, "detail": detail}
     body = json.dumps(problem).encode()
     headers = [("Content-Type", MEDIA_TYPE), ("Content-Length", str(len(body))), ("Connection", "close")]
+    headers += [("Retry-After", "1")] if status is HTTPStatus.TOO_MANY_REQUESTS else []
     response = h11.Response(status_code=status, headers=headers, reason=status.phrase.encode())
     return b"".join(conn.send(event) or b"" for event in (response, h11.Data(data=body), h11.EndOfMessage()))
 
 
-def limited_protocol(header_timeout_s: float) -> type[H11Protocol]:
-    """Return the protocol for uvicorn's `http=`, with so many seconds for the head of a request."""
-    return type("LimitedProtocol", (LimitedProtocol,), {"header_timeout_s": header_timeout_s})
+def limited_protocol(header_timeout_s: float, connections_each: int = CONNECTIONS) -> type[H11Protocol]:
+    """Return the protocol for uvicorn's `http=`: seconds for the head of a request, and connections of an address."""
+    bounds = {"header_timeout_s": header_timeout_s, "connections_each": connections_each, "clients": {}}
+    return type("LimitedProtocol", (LimitedProtocol,), bounds)

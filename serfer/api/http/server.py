@@ -38,6 +38,7 @@ async def serve(
     host: str,
     port: int,
     header_timeout_s: float,
+    connections_each: int,
     drain_s: float,
     on_drain: Callable[[], None],
     on_started: Callable[[str], None],
@@ -52,7 +53,7 @@ async def serve(
     with listen(host, port, _BACKLOG) as listener:
         config = uvicorn.Config(
             app,
-            http=limited_protocol(header_timeout_s),
+            http=limited_protocol(header_timeout_s, connections_each),
             ws="none",
             lifespan="on",
             log_config=None,

@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from serfer.control.throttle import WINDOW_S, Interference, Occupancy
-from serfer.pipeline.health import FunctionLoad
-from serfer.pipeline.pipeline import AsyncPipeline
-from serfer.pipeline.result import Result
+from serfer.core.report import QueryReport
 
 _MARK_S = 1.0  # between two notes of how many invocations were refused
 _CACHE = "cache"  # the target of answers that were kept: they say nothing of what computes
+
+
+@dataclass(frozen=True)
+class FunctionLoad:
+    """Invocations in flight, of at most `capacity`; `utilisation` is their mean share over the last seconds.
+
+    `throttled` counts those that were refused for lack of room, since the start. With `of_account` the capacity is the
+    account's, which other drivers use as well.
+    """
+
+    in_flight: int
+    capacity: int
+    utilisation: float
+    throttled: int
+    of_account: bool
+
+
+class Measured(Protocol):
+    """A pipeline, whose target is an instance where it has one."""
+
+    @property
+    def target(self) -> object: ...
+
+    def function_load(self) -> FunctionLoad | None: ...
 
 
 @dataclass(frozen=True)
@@ -34,9 +56,7 @@ class LoadMonitor:
     once, and for an instance, which computes one batch at a time, the share of time with a query.
     """
 
-    def __init__(
-        self, pipelines: Mapping[str, AsyncPipeline], most: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, pipelines: Mapping[str, Measured], most: int, clock: Callable[[], float]) -> None:
         self._pipelines = pipelines
         self._most = most
         self._clock = clock
@@ -73,10 +93,9 @@ class LoadMonitor:
         share = max(0.0, 1.0 - offline / running) if running > 0 else 1.0
         return replace(load, utilisation=load.utilisation * share)
 
-    def answered(self, model: str, result: Result) -> None:
-        report = result.report
+    def answered(self, model: str, images: int, report: QueryReport) -> None:
         if report.target != _CACHE:
-            kind = (model, report.target, report.plan, len(next(iter(result.outputs.values()), ())))
+            kind = (model, report.target, report.plan, images)
             self._interference.add(self._clock(), kind, report.latency_ms)
 
     def read(self) -> QueryLoad:

@@ -35,11 +35,12 @@ class RequestContext:
 
     `watch` is called on the driver's loop when the query starts, and again when it restarts, with the stages as they
     run: a list that grows, of records that change. An engine that knows nothing of its stages before they end never
-    calls it.
+    calls it. `failed` is called with why a task has failed, which may be tried again.
     """
 
     request: str = ""
     watch: Callable[[Sequence[StageRun]], None] | None = None
+    failed: Callable[[str], object] = str  # which does nothing
     window: int | None = None
     background: bool = False
     result: ResultPlace | None = None

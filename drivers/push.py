@@ -291,6 +291,7 @@ class PushRun:
             result, took_s = await self._driver.dispatcher.invoke(pending)
             result = self._check_report(task, result)
             if isinstance(result, Failure):
+                self._request.context.failed(result.message)
                 self._handle(TaskFailed(*place, result))
                 return
             # A stage of a gang that runs by itself takes less than the gang did.

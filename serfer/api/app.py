@@ -29,6 +29,7 @@ from serfer.api.http.validation import fault
 from serfer.api.idempotency import IdempotencyStore
 from serfer.api.jobs.queries import AsyncQueries
 from serfer.api.kept_results import KeptResults
+from serfer.api.observability.logs import note_retry
 from serfer.api.observability.metrics import metrics_router
 from serfer.api.observability.telemetry import Telemetry, open_telemetry
 from serfer.api.requests import add_direct
@@ -95,7 +96,7 @@ def make_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        with observe_retries(telemetry.metrics.retried):
+        with observe_retries(telemetry.metrics.retried), observe_retries(note_retry):
             if service.applications is not None:
                 service.applications.start()
             yield

@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from serfer.api.http.problems import Problem
 from serfer.api.http.validation import check_names
+from serfer.api.observability.logs import CURRENT
 from serfer.api.service import ServiceQuery
 from serfer.drivers.driver import RequestContext
 
@@ -48,7 +49,8 @@ class IdempotencyKey:
 def query_of(request: Request, model: str, allowed_s: float) -> ServiceQuery:
     """Return what a request asks of a model, to be answered within so many seconds of its arrival."""
     state = request.state
-    context = RequestContext(getattr(state, "request_id", ""))
+    record = CURRENT.get()
+    context = RequestContext(getattr(state, "request_id", ""), **({"failed": record.failed} if record else {}))
     state.deadline = (getattr(state, "arrived", None) or time.monotonic()) + allowed_s
     return ServiceQuery(model, state.deadline, allowed_s, context, client_of(request))
 

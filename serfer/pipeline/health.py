@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -46,6 +47,8 @@ class FunctionGauge:
 
 
 _PATIENCE_S = 5.0
+_WRITE_S = 10.0  # between two writes while the store takes them: S3 bills each like a dozen reads
+_TTL_S = 60.0
 
 
 class Functions(Protocol):
@@ -84,6 +87,7 @@ class Probe:
         self._plans = [plan, *([cold] if cold else [])]
         self.store = store
         self._functions = functions
+        self._writes_at = -math.inf
         self._thread = ThreadPoolExecutor(1, "serfer-health")  # the driver's own calls may be waiting for the store
 
     async def look(self, *, start: bool = False) -> Health:
@@ -97,12 +101,23 @@ class Probe:
         try:
             async with asyncio.timeout(_PATIENCE_S):
                 loop = asyncio.get_running_loop()
-                await loop.run_in_executor(self._thread, self.store.exists, probes(self._plan))
+                await loop.run_in_executor(self._thread, self._use_store, loop.time())
         except TimeoutError:
             return f"the store did not answer within {_PATIENCE_S:g} s"
         except SerferError as error:
             return str(error)
         return ""
+
+    def _use_store(self, now: float) -> None:
+        """Read, and now and again write: a store that is full, or read-only, still answers who reads."""
+        self.store.exists(probes(self._plan))
+        if now >= self._writes_at:
+            apart = [number for number, stage in enumerate(self._plan.stages) if stage.path == "objects"][:1]
+            keys = [input_key(NO_QUERY, 0), *(output_key(NO_QUERY, number, 0) for number in apart)]
+            for key in keys:
+                self.store.put(key, b"0", _TTL_S)
+            self.store.delete(keys)
+            self._writes_at = now + _WRITE_S
 
     async def _look_at_functions(self, *, start: bool) -> list[Failure]:
         if self._functions is None:

@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 from serfer.api.auth.keys import (
     Client,
     KeyRing,
-    Quota,
     Scope,
     add_key,
     authorise,
@@ -25,6 +24,7 @@ from serfer.api.auth.keys import (
 )
 from serfer.api.http.problems import Problem
 from serfer.cli.keys import app
+from serfer.control.quota import Quota
 from serfer.core.errors import InputError, UsageError
 from tests.support.hand_clock import Clock
 

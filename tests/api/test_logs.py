@@ -5,7 +5,7 @@ import logging
 import re
 import time
 from datetime import datetime
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import httpx
 import pytest
@@ -16,6 +16,7 @@ from serfer.api.http.problems import Problem
 from serfer.api.observability.logs import TextFormatter, configure_logs, reason, write
 from serfer.api.observability.telemetry import Telemetry
 from serfer.core.errors import ImageError, StoreUnavailableError
+from serfer.storage.memory import MemoryStore
 from tests.api.logged import logged
 from tests.e2e.conftest import eventually
 from tests.support.served import PATIENCE, PNG, ended, png
@@ -83,6 +84,17 @@ class TestRequestLines:
         assert "reason" not in clients
         assert (own["level"], own["status"], own["error"]) == ("warning", 503, "StoreUnavailableError")
         assert own["reason"] == "the store at 10.0.0.1 does not answer"
+
+    @pytest.mark.parametrize("refused", ["put", "get_many"])
+    def test_deadline_that_a_failing_store_used_up_names_it_in_the_log_alone(self, http, lines, monkeypatch, refused):
+        """Of 84 queries of a full Redis the log said no more than that there was no answer by the deadline."""
+        why = "the store at 10.0.0.1 is full"
+        monkeypatch.setattr(MemoryStore, refused, Mock(side_effect=StoreUnavailableError(why)))
+        answer = http.post("/v1/classify?deadline_ms=300", content=png(), headers=PNG)
+        [line] = requests_in(lines)
+        assert (answer.status_code, line["status"], line["error"]) == (504, 504, "DeadlineError")
+        assert why in line["failure"]
+        assert why not in answer.text
 
     def test_an_asynchronous_query_has_its_own_log_line(self, http, lines):
         headers = {**PNG, "Prefer": "respond-async", "X-Request-Id": "later"}

@@ -6,12 +6,14 @@ from types import SimpleNamespace
 import pytest
 
 from serfer.control.online_load import FunctionLoad
+from serfer.core.errors import StoreUnavailableError
 from serfer.core.run_machine import Failure, FailureKind, Retry
 from serfer.drivers.dispatching.priority_semaphore import PrioritySemaphore
 from serfer.drivers.query_store import retry_store
 from serfer.pipeline.event_loop import LoopThread
-from serfer.pipeline.health import FunctionGauge, Health, Probe
+from serfer.pipeline.health import FunctionGauge, Health, Probe, probes
 from serfer.storage import open_store
+from serfer.storage.wrapping import InterceptingStore
 from tests.core.plans import small_plan
 
 
@@ -105,3 +107,35 @@ def test_a_look_at_the_store_does_not_wait_behind_the_drivers_calls():
         for each in (*calls, *more):
             each.result()
         loop.close()
+
+
+def test_store_that_takes_nothing_is_not_well_until_it_does():
+    """A full Redis, or a replica, answers who asks what exists."""
+
+    class Refusing(InterceptingStore):
+        operations, refuses = [], False
+
+        def before(self, operation, *_size):
+            self.operations.append(operation)
+            if self.refuses and operation == "put":
+                raise StoreUnavailableError("the store is full")
+
+    async def looks():
+        yield await probe.look()
+        Refusing.refuses = True
+        probe._writes_at = 0  # the time for another write has come
+        for _ in range(2):
+            yield await probe.look()
+        Refusing.refuses = False
+        for _ in range(3):
+            yield await probe.look()
+
+    async def everything():
+        return [health.store async for health in looks()]
+
+    memory = open_store("memory://")
+    probe = Probe(small_plan(), Refusing(memory), None)
+    assert asyncio.run(everything()) == ["", "the store is full", "the store is full", "", "", ""]
+    assert Refusing.operations.count("put") == 4, "two that worked, and not more often than every ten seconds"
+    assert not any(memory.exists(probes(small_plan())))
+    memory.close()

@@ -34,6 +34,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from starlette.requests import Request
 
 from serfer.api.http.problems import Problem
+from serfer.control.quota import ROUNDING_S, Quota
 from serfer.core.errors import InputError, UsageError
 from serfer.files import locked, write_whole
 
@@ -46,7 +47,6 @@ _MOST_KEYS = 1000
 _LOOK_S = 1.0  # between two looks at the file
 _PRIVATE = 0o600
 _MOST_APPLICATIONS = 200
-_ROUNDING_S = 1e-6  # rounding must not refuse a request that waited as long as Retry-After requires
 _PerMinute = Annotated[int, Field(gt=0, le=1_000_000)]
 _Application = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
@@ -64,40 +64,6 @@ class Scope(StrEnum):
     """Load and unload an instance's networks, and set how they are batched."""
 
 
-@dataclass
-class Quota:
-    """A bucket of `burst` requests that fills steadily, with `per_minute` a minute; `clock` is in seconds.
-
-    `full_at` is when it will be full again if nothing is taken out.
-    """
-
-    per_minute: int
-    burst: int
-    clock: Callable[[], float]
-    full_at: float = float("-inf")
-
-    def take(self, now: float) -> float:
-        """Take one request out and return 0.0, or take none and return the seconds until there will be one."""
-        interval_s = 60 / self.per_minute
-        full_at = max(self.full_at, now) + interval_s
-        wait = full_at - now - self.burst * interval_s
-        if wait > _ROUNDING_S:
-            return wait
-        self.full_at = full_at
-        return 0.0
-
-    def count(self, what: str = "") -> None:
-        """Count a request; raises Problem 429, with when to come again, where the quota is used up."""
-        wait = self.take(self.clock())
-        if wait:
-            raise Problem(
-                429,
-                f"the API key's quota of {self.per_minute} requests a minute{what} is used up",
-                slug="quota",
-                headers={"Retry-After": str(ceil(wait - _ROUNDING_S))},
-            )
-
-
 @dataclass(frozen=True)
 class Client:
     """The client of a request's key: its quota, its scopes and, where it is limited to some, its applications.
@@ -111,6 +77,17 @@ class Client:
     scopes: frozenset[Scope] = frozenset({Scope.CLASSIFY})
     applications: tuple[tuple[str, int | None], ...] | None = None
     quotas: Mapping[str, Quota] = field(default_factory=dict, compare=False, repr=False)
+
+
+def _count(quota: Quota, what: str = "") -> None:
+    """Count a request; raises Problem 429, with when to come again, where the quota is used up."""
+    if wait := quota.take(quota.clock()):
+        raise Problem(
+            429,
+            f"the API key's quota of {quota.per_minute} requests a minute{what} is used up",
+            slug="quota",
+            headers={"Retry-After": str(ceil(wait - ROUNDING_S))},
+        )
 
 
 def require_scope(client: Client | None, scope: Scope) -> None:
@@ -129,7 +106,7 @@ def require(client: Client | None, scope: Scope, application: str | None) -> Non
     require_scope(client, scope)
     require_application(client, application)
     if client is not None and application is not None and application in client.quotas:
-        client.quotas[application].count(f" for {application}")
+        _count(client.quotas[application], f" for {application}")
 
 
 def require_application(client: Client | None, application: str | None) -> None:
@@ -210,7 +187,7 @@ class KeyRing:
         if known is None:
             raise _unknown("the API key is not known")
         if known.quota is not None:
-            known.quota.count()
+            _count(known.quota)
         return known.client
 
     def _find(self, presented: str) -> _KeyEntry | None:

@@ -29,7 +29,7 @@ from serfer.core.errors import InputError, SerferError, UsageError
 class RequestRecord:
     """A request's id and its query, if it came to one; once it is answered, `open` is False.
 
-    `error` is why its query has no answer.
+    `error` is why its query has no answer, `failure` why a task or a call of the store failed that was tried again.
     """
 
     request_id: str
@@ -37,9 +37,23 @@ class RequestRecord:
     answered: ServiceResult | None = None
     error: BaseException | None = None
     open: bool = True
+    failure: str = ""
+
+    def failed(self, why: str) -> None:
+        self.failure = why.partition("\n")[0]
+
+    def why(self, error: BaseException) -> dict[str, Any]:
+        """Return the fields of an error: where it says only that time was up, what failed before does, too."""
+        return {**reason(error), **({"failure": self.failure} if self.failure else {})}
 
 
 CURRENT: ContextVar[RequestRecord | None] = ContextVar("serfer_request", default=None)
+
+
+def note_retry(_policy: str, _attempt: int, error: Exception) -> None:
+    """Note with the request why a call of a store is tried again (serfer.core.retry.RetryHook)."""
+    if record := CURRENT.get():
+        record.failed(str(error))
 
 
 _log = logging.getLogger("serfer.api")
@@ -133,7 +147,7 @@ def log_request(fields: dict[str, Any], record: RequestRecord, error: BaseExcept
     if not _log.isEnabledFor(level):
         return
     error = error or record.error
-    write(level, "request", {**fields, **query_fields(record), **(reason(error) if error else {})})
+    write(level, "request", {**fields, **query_fields(record), **(record.why(error) if error else {})})
 
 
 def write(level: int, event: str, fields: dict[str, Any]) -> None:
@@ -149,7 +163,7 @@ def log_query(model: str, answered: ServiceResult | None = None, error: BaseExce
     record = CURRENT.get() or RequestRecord("", open=False)
     record.model, record.answered, record.error = model, answered or record.answered, error or record.error
     if not record.open:
-        why = reason(record.error) if record.error else {}
+        why = record.why(record.error) if record.error else {}
         level = logging.WARNING if error else logging.INFO
         write(level, "query", {"request_id": record.request_id, **query_fields(record), **why})
 

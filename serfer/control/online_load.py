@@ -9,25 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from serfer.control.throttle import WINDOW_S, Interference, Occupancy
-from serfer.core.report import QueryReport
+from serfer.core.report import FunctionLoad, QueryReport
 
 _MARK_S = 1.0  # between two notes of how many invocations were refused
 _CACHE = "cache"  # the target of answers that were kept: they say nothing of what computes
-
-
-@dataclass(frozen=True)
-class FunctionLoad:
-    """Invocations in flight, of at most `capacity`; `utilisation` is their mean share over the last seconds.
-
-    `throttled` counts those that were refused for lack of room, since the start. With `of_account` the capacity is the
-    account's, which other drivers use as well.
-    """
-
-    in_flight: int
-    capacity: int
-    utilisation: float
-    throttled: int
-    of_account: bool
 
 
 class Measured(Protocol):

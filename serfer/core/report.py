@@ -145,3 +145,18 @@ class QueryReport:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class FunctionLoad:
+    """Invocations in flight, of at most `capacity`; `utilisation` is their mean share over the last seconds.
+
+    `throttled` counts those that were refused for lack of room, since the start. With `of_account` the capacity is the
+    account's, which other drivers use as well.
+    """
+
+    in_flight: int
+    capacity: int
+    utilisation: float
+    throttled: int
+    of_account: bool

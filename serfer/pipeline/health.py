@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from serfer.control.online_load import FunctionLoad
 from serfer.control.throttle import Occupancy
 from serfer.core.errors import SerferError
 from serfer.core.keys import NO_QUERY, input_key, output_key
 from serfer.core.plan import Plan
+from serfer.core.report import FunctionLoad
 from serfer.core.run_machine import Failure, FailureKind
 from serfer.core.wire import WarmUp, WarmUpAnswer
 from serfer.drivers.dispatching.priority_semaphore import PrioritySemaphore
@@ -47,8 +46,7 @@ class FunctionGauge:
 
 
 _PATIENCE_S = 5.0
-_WRITE_S = 10.0  # between two writes while the store takes them: S3 bills each like a dozen reads
-_TTL_S = 60.0
+_WRITE_S, _TTL_S = 10.0, 60.0  # between two writes while the store takes them: S3 bills each like a dozen reads
 
 
 class Functions(Protocol):
@@ -87,7 +85,7 @@ class Probe:
         self._plans = [plan, *([cold] if cold else [])]
         self.store = store
         self._functions = functions
-        self._writes_at = -math.inf
+        self._writes_at = 0.0
         self._thread = ThreadPoolExecutor(1, "serfer-health")  # the driver's own calls may be waiting for the store
 
     async def look(self, *, start: bool = False) -> Health:

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.control.online_load import FunctionLoad
 from serfer.core.costs.aws import LambdaFacts
 from serfer.core.errors import DeadlineError, UnavailableError, UsageError
 from serfer.core.keys import LOCAL_OWNER, ResultPlace
 from serfer.core.plan import ImageLimits, Plan
+from serfer.core.report import FunctionLoad
 from serfer.core.wire import MAX_TTL
 from serfer.drivers.driver import NO_CONTEXT, TTL_MARGIN_S, Driver, RequestContext
 from serfer.drivers.target import Target

@@ -24,8 +24,8 @@ from serfer.api.auth.keys import (
 )
 from serfer.api.http.problems import Problem
 from serfer.cli.keys import app
-from serfer.control.quota import Quota
 from serfer.core.errors import InputError, UsageError
+from serfer.core.quota import Quota
 from tests.support.hand_clock import Clock
 
 

@@ -4,8 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from serfer.control.online_load import FunctionLoad, LoadMonitor
+from serfer.control.online_load import LoadMonitor
 from serfer.control.throttle import BLOCK
+from serfer.core.report import FunctionLoad
 from tests.support.served import png
 
 

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from serfer.control.online_load import FunctionLoad
 from serfer.core.errors import StoreUnavailableError
+from serfer.core.report import FunctionLoad
 from serfer.core.run_machine import Failure, FailureKind, Retry
 from serfer.drivers.dispatching.priority_semaphore import PrioritySemaphore
 from serfer.drivers.query_store import retry_store

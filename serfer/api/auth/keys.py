@@ -34,8 +34,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from starlette.requests import Request
 
 from serfer.api.http.problems import Problem
-from serfer.control.quota import ROUNDING_S, Quota
 from serfer.core.errors import InputError, UsageError
+from serfer.core.quota import ROUNDING_S, Quota
 from serfer.files import locked, write_whole
 
 _log = logging.getLogger(__name__)

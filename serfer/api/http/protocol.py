@@ -29,7 +29,7 @@ from uvicorn.server import ServerState
 
 from serfer.api.http.problems import MEDIA_TYPE
 from serfer.api.requests import network_of
-from serfer.control.turns import Turns
+from serfer.turns import Turns
 
 MOST_HEADERS = 100
 MOST_HEAD = 16 * 1024  # bytes, where uvicorn's configuration says nothing (h11_max_incomplete_event_size)

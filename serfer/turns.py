@@ -18,6 +18,7 @@ class Turns(Generic[_Runner]):
         self._running: set[_Runner] = set()
 
     def wait(self, runner: _Runner) -> None:
+        """Have one begin when its turn comes."""
         self._waiting[runner] = None
         self._admit()
 

@@ -8,7 +8,7 @@ DEMO_STAMP := .venv/.demo
 DOCS_STAMP := .venv/docs/.set-up
 BY_FILE := --dist loadfile --no-loadscope-reorder
 
-.PHONY: setup demo demo-map test lint unit python313 docs slow weekly weekly-clean browser bench chaos deploy-check release clean
+.PHONY: setup demo demo-map test lint unit python313 oldest docs slow weekly weekly-clean browser bench chaos deploy-check release clean
 
 setup: $(STAMP)
 
@@ -85,6 +85,25 @@ $(PYTHON313)/.set-up: $(STAMP)
 	rm -rf $(PYTHON313)
 	$(BIN)/python tests/python313/set_up.py .venv/python3.13 $(PYTHON313)
 	test ! -x $(PYTHON313)/bin/python || touch $@
+
+# What needs no torch, and all that reads hostile files, with the oldest versions that pyproject.toml allows: uv finds them.
+# They may call what newer packages beside them deprecate.
+OLDEST := .venv/oldest
+UNDER_OLDEST := tests/core tests/storage tests/drivers tests/api tests/cli
+TEST_TOOLS = $(shell grep -E '^(pytest|pytest-timeout|pytest-xdist|hypothesis|psutil|zarr|setuptools)==' requirements.txt)
+PYTEST_OLDEST = $(OLDEST)/bin/python -m pytest -p tests.without_torch -W default::DeprecationWarning -n 4 $(BY_FILE)
+
+oldest: $(OLDEST)/.set-up
+	$(PYTEST_OLDEST) $(UNDER_OLDEST)
+	$(PYTEST_OLDEST) -m "hostile and not slow and not weekly and not browser and not deploy" $(UNDER_OLDEST:%=--ignore %) tests
+
+$(OLDEST)/.set-up: $(STAMP)
+	rm -rf $(OLDEST)
+	$(PYTHON) -m venv --without-pip $(OLDEST)
+	$(BIN)/python tests/uv.py pip install --quiet --python $(OLDEST)/bin/python --resolution lowest-direct \
+	  $(TEST_TOOLS) --editable ".[client,local,map,deploy,pictures]"
+	$(BIN)/python tests/uv.py pip install --quiet --python $(OLDEST)/bin/python --no-deps --editable bench
+	touch $@
 
 # The documentation as HTML, in docs/_build; any warning is an error. The Python API and the commands
 # of bench are made of docstrings, by the product's environment; the rest needs nothing of it.

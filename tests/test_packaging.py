@@ -59,10 +59,12 @@ def oldest(extra, name):
     return version
 
 
-def test_requirements_span_tested_versions_below_the_next_major():
+def test_requirements_hold_pins_and_end_at_a_major_version():
     pins = {canonicalize_name(name): Version(version) for name, version in (line.split("==") for line in PINS)}
     project = PROJECT["project"]
-    wanted = [*project["dependencies"], *chain.from_iterable(project["optional-dependencies"].values())]
+    extras = project["optional-dependencies"]
+    tools = {Requirement(text).name for text in extras["dev"]}  # users of SerFer need none
+    wanted = [*project["dependencies"], *chain.from_iterable(extras.values())]
     for requirement in map(
         Requirement, [*wanted, *CLIENT["project"]["dependencies"], *BENCH["project"]["dependencies"]]
     ):
@@ -70,9 +72,12 @@ def test_requirements_span_tested_versions_below_the_next_major():
             continue
         pinned = pins[canonicalize_name(requirement.name)]
         bounds = {one.operator: Version(one.version) for one in requirement.specifier}
-        major, minor = pinned.release[:2]
-        following = Version(f"{major + 1}") if major else Version(f"0.{minor + 1}")
-        assert bounds == {">=": pinned, "<": following}, requirement
+        assert set(bounds) == {">=", "<"}
+        assert bounds[">="] <= pinned, requirement
+        following = Version(f"{pinned.major + 1}")
+        if requirement.name in tools and not pinned.major:
+            following = Version(f"0.{pinned.minor + 1}")
+        assert bounds["<"] == following, requirement
 
 
 def recipe(*variables):

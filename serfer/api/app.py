@@ -8,12 +8,11 @@ import math
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
-from fastapi.telemetry import TelemetryConfig
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -47,6 +46,9 @@ from serfer.api.service import Service
 from serfer.core.errors import SerferError
 from serfer.core.retry import observe_retries
 from serfer.settings import Settings
+
+if TYPE_CHECKING:
+    from fastapi.telemetry import TelemetryConfig  # new in FastAPI 0.16x; earlier ones have no telemetry to turn off
 
 _APPLICATIONS = "/v1/applications"
 _log = logging.getLogger(__name__)

@@ -7,10 +7,10 @@ import threading
 import time
 from contextlib import ExitStack, contextmanager
 
-import fastapi._compat.v2
 import httpx
 import numpy as np
 import uvicorn
+from fastapi import _compat
 from PIL import Image
 
 import serfer
@@ -27,9 +27,10 @@ PATIENCE = 60.0
 PNG = {"Content-Type": "image/png"}
 
 _adapters = {}
+_making = getattr(_compat, "v2", _compat)  # a module of its own since FastAPI 0.119
 
 
-def _type_adapter(annotated, config=None, make=fastapi._compat.v2.TypeAdapter):
+def _type_adapter(annotated, config=None, make=_making.TypeAdapter):
     """Make what validates a parameter of a route, once for the same annotation: each application has 200 of them."""
     key = annotated.__origin__, repr(annotated.__metadata__), repr(config)
     if key not in _adapters:
@@ -37,7 +38,7 @@ def _type_adapter(annotated, config=None, make=fastapi._compat.v2.TypeAdapter):
     return _adapters[key][0]
 
 
-fastapi._compat.v2.TypeAdapter = _type_adapter
+_making.TypeAdapter = _type_adapter
 
 
 class Observed:

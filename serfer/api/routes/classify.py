@@ -168,7 +168,9 @@ def results_router(queries: AsyncQueries) -> APIRouter:
         waiting = state["status"] in ("queued", "running")
         return JSONResponse(state, headers={"Retry-After": "1"} if waiting else {})
 
-    @router.delete("/results/{result_id}", status_code=204, responses=problems(401, 403, 404, 422, 503))
+    @router.delete(
+        "/results/{result_id}", status_code=204, response_model=None, responses=problems(401, 403, 404, 422, 503)
+    )
     async def delete(request: Request, result_id: str) -> None:
         """Forget a result, and stop its query if it still runs."""
         check_parameters(request, ())

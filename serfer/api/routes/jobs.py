@@ -115,7 +115,7 @@ def jobs_router(service: Service, most_bytes: int) -> APIRouter:
             raise Problem(409, f"the job is {_status(found).state}: its results are there at its end")
         return Response(lines, media_type=_LINES)
 
-    @router.delete("/{job}", status_code=204, responses=problems(401, 403, 404, 422, 429, 503))
+    @router.delete("/{job}", status_code=204, response_model=None, responses=problems(401, 403, 404, 422, 429, 503))
     async def cancel(request: Request, job: str) -> None:
         """Stop a job of one's own wherever it runs, and forget it with its results."""
         check_parameters(request, ())

@@ -125,7 +125,7 @@ def kept_router(routes: Keeping) -> APIRouter:
         kept, manifest = await routes.find(request, result_id)
         return JSONResponse(await asyncio.to_thread(kept.document, manifest))
 
-    @router.delete("/{result_id}", status_code=204, responses=_ANSWERS)
+    @router.delete("/{result_id}", status_code=204, response_model=None, responses=_ANSWERS)
     async def delete(request: Request, result_id: str) -> None:
         """Delete a result."""
         check_parameters(request, ())

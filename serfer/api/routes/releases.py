@@ -109,7 +109,7 @@ def releases_router(service: Service, keys: KeyRing | None, *, is_open: bool) ->
         """End a network version that answers no queries."""
         return await changed(request, name, lambda record: record.retired(body.network, body.version))
 
-    @router.delete("", status_code=204, responses=responses, dependencies=deleting)
+    @router.delete("", status_code=204, response_model=None, responses=responses, dependencies=deleting)
     async def delete(request: Request, name: str) -> None:
         """Delete an application from the registry: queries that name it get 404 until it is restored."""
         check_parameters(request, ())

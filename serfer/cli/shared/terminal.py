@@ -19,12 +19,12 @@ from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
-from typer.exceptions import TyperException
 
 from serfer.core.errors import MissingExtraError, PlanWarning, SerferError, UnavailableError, UsageError
 from serfer.core.options import Options, flag_of, is_on_line, options_of
 from serfer.extras import missing_extra, pip_command
 
+_Misuse: Any = typer.BadParameter.__mro__[-4]  # the base of typer's errors, click's in earlier versions
 _TERMINATED = 128 + signal.SIGTERM
 _INTERRUPTED = 128 + signal.SIGINT
 _BUG = os.EX_SOFTWARE
@@ -181,7 +181,7 @@ def _without_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
 
 def _code_of(error: Exception, origins: Mapping[str, str]) -> int:
     match error:
-        case TyperException():
+        case _Misuse():
             return _misused(error)
         case BrokenPipeError():
             return 0  # the reader of the output has closed it
@@ -231,7 +231,7 @@ def _place(error: Exception) -> str:
     return f"{file}:{frame.lineno} in {frame.name}"
 
 
-def _misused(error: TyperException) -> int:
+def _misused(error: Any) -> int:  # noqa: ANN401 - typer's
     message, context = error.format_message(), getattr(error, "ctx", None)
     kind = getattr(context and context.command.callback, "options", None)
     flag = getattr(error, "option_name", "")

@@ -27,6 +27,15 @@ _MAP_AXES, _CHANNEL_AXES = 2, 3  # rows and columns; channels before them
 _MOST_NAME = 100  # characters of an output's name in a file's
 
 
+def array_of(given: Any, what: str, kind: type[InputError] = InputError) -> Array:  # noqa: ANN401 - or a tensor
+    """Return a caller's array or tensor as an array; raises `kind` that says `what` is none for numpy."""
+    try:
+        return np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
+    except (TypeError, ValueError, RuntimeError) as error:  # a tensor of bfloat16, a sparse one, lists of other lengths
+        reason = str(error).splitlines()[0]
+        raise kind(f"the {what} is not an array: {reason}; give float32, of a tensor {what}.float()") from error
+
+
 def read_npy(path: Path, most_bytes: int) -> Array:
     """Return the array of a .npy file of at most `most_bytes`; raises InputError that names it. Pickles are refused."""
     try:

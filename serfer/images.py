@@ -309,7 +309,7 @@ def _tiff_tags(data: bytes) -> TiffImagePlugin.ImageFileDirectory_v2 | None:
         file = io.BytesIO(data)
         file.seek(tags.next)
         tags.load(file)
-        return tags if len(tags[_BITS]) == tags.get(_BANDS, 1) else None
+        return tags if len(tags[_BITS]) in (1, tags.get(_BANDS, 1)) else None
     return None
 
 

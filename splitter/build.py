@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from serfer.arrays import array_of
 from serfer.core.errors import ModelError
 from serfer.core.exactness import difference
 from serfer.core.plan import ImageLimits, InputSizes, PackageLimit, Plan, classes_of
@@ -139,7 +140,7 @@ def _build(
     failure: CannotSplitError | None = None,
 ) -> tuple[Plan, tuple[str, ...]]:
     progress("reading the network")
-    source, sample = load(network.model, _as_array(network.example))
+    source, sample = load(network.model, _example_of(network))
     description, notes = network.description, list[str]()
     graph, source = _read(source, sample, description.reduction, notes, progress, failure)
     _check_example(graph, sample)
@@ -189,7 +190,7 @@ def whole(
     With `sizes`, of which the example has the largest, the plan takes images of all of them.
     """
     progress("reading the network")
-    source, sample = load(network.model, _as_array(network.example), as_is=True)
+    source, sample = load(network.model, _example_of(network), as_is=True)
     graph, source = whole_graph(source, sample, (), network.description.reduction, sizes)
     progress("timing it on this machine")
     graph = with_measured_part(graph, sample[:1])
@@ -304,11 +305,8 @@ def _calibration(
     return calibration
 
 
-def _as_array(example: Any | None) -> Array | None:  # noqa: ANN401 - an array or tensor
-    try:
-        return None if example is None else np.asarray(example)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ModelError(f"the example is not an array: {str(error).splitlines()[0]}") from error
+def _example_of(network: Network) -> Array | None:
+    return None if network.example is None else array_of(network.example, "example", ModelError)
 
 
 def _check_layout(graph: Graph) -> None:

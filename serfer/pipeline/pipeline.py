@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from serfer.arrays import array_of
 from serfer.core.costs.aws import LambdaFacts
 from serfer.core.errors import DeadlineError, UnavailableError, UsageError
 from serfer.core.keys import LOCAL_OWNER, ResultPlace
@@ -144,14 +145,14 @@ class AsyncPipeline:
         Where it was made from `images`, decoding took `decoded_s`, and the report has what is `wanted` of each of them.
         Raises what `submit` does; a cancelled caller cancels the query.
         """
-        array = np.asarray(batch)
+        array = array_of(batch, "batch")
         size = inf if self._cache is not None else array.nbytes  # a look into the store blocks
         query = await self.loop.compute(size, self._query, array, deadline_s, context, decoded_s, images, wanted)
         return query if isinstance(query, Result) else await self.loop.run(self._answer(query))
 
     def begin(self, batch: Any, deadline_s: float, context: RequestContext) -> Future[Result]:  # noqa: ANN401 - as run's
         """Start a query whose array the caller may change from then on, and return its result to come."""
-        query = self._query(np.asarray(batch), deadline_s, context)
+        query = self._query(array_of(batch, "batch"), deadline_s, context)
         if isinstance(query, Query):
             return self.loop.submit(self._answer(self._owned(query)))
         future: Future[Result] = Future()

@@ -478,7 +478,6 @@ class _Assembly:
         return driver
 
     def _state_machine(self, running: LocalLambda | None, store: Store) -> StepFunctionsDriver:
-        """Return a driver by Step Functions: a local service where functions are local, else the deployed machine."""
         plan, settings = self.opening.plan, self.opening.settings
         kind = "express" if self.opening.choices.driver.endswith("express") else "standard"
         server = None

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import torch
 
 import serfer
 from serfer.core.checksum import CHECKSUM_BYTES
@@ -162,6 +163,17 @@ def test_there_is_no_report_before_the_first_query_and_no_query_behind_the_end(p
 def test_arrays_that_the_plan_does_not_take_are_refused(plan, settings, array):
     with serfer.open(plan, settings=settings) as pipeline, pytest.raises(InputError, match="this plan takes"):
         pipeline.run(array)
+
+
+def test_tensors_with_gradients_are_taken_and_those_that_numpy_lacks_refused(plan, settings):
+    tensor = torch.from_numpy(batch()).requires_grad_()
+    with serfer.open(plan, settings=settings) as pipeline:
+        assert np.array_equal(pipeline.run(tensor), pipeline.run(batch()))
+        for other in (tensor.bfloat16(), tensor.to_sparse(), [[1.0], [1.0, 2.0]]):
+            with pytest.raises(InputError, match=r"not an array: .*give float32"):
+                pipeline.run(other)
+        with pytest.raises(InputError, match="give float32"):
+            pipeline.submit(tensor.bfloat16()).result()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

@@ -2,8 +2,8 @@
 
     python -m serfer.splitter.profiling.part_trial MODEL INPUTS     prints {"seconds": ..., "peak_bytes": ...} as JSON
 
-One thread, as a function with one vCPU has. A process of its own has no memory of anything else, and where ONNX Runtime
-ends it, the caller can say so.
+One thread, as a function with one vCPU has, by processor time: what else runs here makes it no longer. A process of its
+own has no memory of anything else, and where ONNX Runtime ends it, the caller can say so.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import numpy as np
 from serfer.core.errors import ModelError
 from serfer.system import peak_bytes
 
-_MOST_RUNS = 4
-_LONG_S = 1.0  # after so many seconds of runs there is no other
+_MOST_RUNS = 10
+_LONG_S = 1.5  # after so many seconds of runs there is no other
 _TIMEOUT_S = 300.0
 _SHOWN = 300  # characters of what the process said
 
@@ -59,9 +59,9 @@ def main() -> None:
     session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     times: list[float] = []
     while len(times) < _MOST_RUNS and sum(times) < _LONG_S:
-        started = time.perf_counter()
+        started = time.process_time()
         session.run(None, inputs)
-        times.append(time.perf_counter() - started)
+        times.append(time.process_time() - started)
     print(json.dumps({"seconds": min(times), "peak_bytes": peak_bytes() - before}))  # noqa: T201 - its answer
 
 

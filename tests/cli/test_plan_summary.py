@@ -110,7 +110,11 @@ def test_a_split_network_is_compared_with_one_function(others, given, words):
 def test_figures_are_those_of_the_plan_and_of_the_months_that_were_asked_about():
     plan = small_plan()
     line = figures_line(plan, shipped_aws())
-    assert re.fullmatch(r"83 ms warm, [\d,]+ ms cold, \$4\.00 a million queries \(predicted\)", line)
+    dollars = r"\$4\.00 a million queries, \$[\d.]+ with 2% cold"
+    assert re.fullmatch(rf"83 ms warm, [\d,]+ ms cold, {dollars} \(predicted\)", line)
+    first, *others = plan.stages
+    timed = replace(first, operators=(replace(first.operators[0], kind=AS_IS),))
+    assert figures_line(replace(plan, stages=(timed, *others)), shipped_aws()).endswith("in part timed here)")
     line = figures_line(plan, shipped_aws(), [1000, 2_000_000])
     months = re.findall(r"\$([\d.]+) a month of ([\d,]+\d)", line)
     assert [queries for _, queries in months] == ["1,000", "2,000,000"]
@@ -159,7 +163,7 @@ def test_split_prints_four_lines_and_explain_the_rest(file, tmp_path):
     made = split(file, "--out", tmp_path / "plan", "--name", "digits")
     first, second, third, last = made.stdout.splitlines()
     assert first == "digits is kept whole: one function of 1,769 MB"
-    assert "a million queries (predicted)" in second
+    assert second.endswith("with 2% cold (predicted)")
     assert third.startswith("splitting would be slower")
     assert last == next_line(tmp_path / "plan")
     assert load_plan(tmp_path / "plan").model == "digits"

@@ -1,8 +1,11 @@
 """What cannot be split runs as it is: in one task, image by image, with the file's own answers bit for bit."""
 
+import json
 import warnings
+from itertools import count
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto
@@ -15,11 +18,13 @@ from serfer.plan_directory import check_artefacts, load_plan
 from serfer.splitter.network import as_is
 from serfer.splitter.plan_dir.check import run_tiles
 from serfer.splitter.planning.split_options import SplitOptions
-from serfer.splitter.profiling import measured_part
+from serfer.splitter.profiling import measured_part, part_trial
 from serfer.splitter.split import split
 from serfer.splitter.whole import whole_plan
 from serfer.storage.memory import MemoryStore
 from serfer.variants.quantising import with_quantised
+from tests.e2e.small import batch as images_of
+from tests.e2e.small import small_onnx
 from tests.splitter.models import Net, opened, saved
 from tests.splitter.test_random_tails import Tailed
 
@@ -267,6 +272,15 @@ def test_a_network_whose_answers_to_noise_are_not_finite_has_a_plan(make, kind, 
         else:
             with pytest.raises(NotFiniteError, match="not a finite number"):
                 pipeline.run(batch)
+
+
+def test_time_of_a_part_is_processor_time(tmp_path, monkeypatch, capsys):
+    onnx.save(small_onnx(), tmp_path / "part.onnx")
+    np.savez(tmp_path / "inputs.npz", input=images_of(1))
+    monkeypatch.setattr("sys.argv", ["part_trial", f"{tmp_path}/part.onnx", f"{tmp_path}/inputs.npz"])
+    monkeypatch.setattr("time.process_time", count(0.0, 0.25).__next__)
+    part_trial.main()
+    assert json.loads(capsys.readouterr().out)["seconds"] == 0.25
 
 
 def test_a_choice_of_parts_is_refused_for_a_whole_plan(tmp_path):

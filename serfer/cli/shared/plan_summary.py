@@ -72,18 +72,18 @@ def chosen_line(plan: Plan) -> str:
 
 
 def figures_line(plan: Plan, facts: AwsFacts, per_month: Sequence[int] = ()) -> str:
-    """Return a line on what a query takes, warm and cold, and costs on Lambda, as predicted; and a month of so many.
-
-    Raises PlanError for a plan without explanation.json.
-    """
+    """Return a line on what a query takes, warm and cold, and costs on Lambda; and a month of so many."""
     prices = price(plan, facts, Circumstances())
     usd = explained(plan.predicted_usd) * _MILLION
     months = "".join(f", ${prices.month_usd(queries):,.2f} a month of {queries:,}" for queries in per_month)
     idle = f", ${prices.standing_usd:,.2f} of it for an idle {prices.store}" if prices.standing_usd else ""
-    share = f" ({100 * prices.cold_share:.3g}% cold{idle})" if per_month else ""
+    share = f"{100 * prices.cold_share:.3g}% cold"
+    with_cold = f"{months} ({share}{idle})" if per_month else f", ${prices.query.usd * _MILLION:,.2f} with {share}"
+    timed = [operator.kind == AS_IS for stage in plan.stages for operator in stage.operators]
+    by = "timed here" if all(timed) else "predicted, in part timed here" if any(timed) else "predicted"
     return (
         f"{_ms(sum(plan.predicted_ms))} ms warm, {_ms(MS_PER_S * prices.cold.seconds)} ms cold, ${usd:,.2f} a million "
-        f"queries{months}{share} (predicted)"
+        f"queries{with_cold} ({by})"
     )
 
 

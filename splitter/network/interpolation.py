@@ -262,10 +262,7 @@ def with_moved_scales(model: onnx.ModelProto, *, exported: bool) -> Moved:
 
 
 def keep_places(model: onnx.ModelProto) -> None:
-    """Give the Resizes of a model that was converted from below opset 11 the places that these opsets have.
-
-    ONNX's version converter leaves them those of later ones.
-    """
+    """Give Resizes that were converted from below opset 11 the places of these, which ONNX's converter leaves out."""
     for node in all_nodes(model.graph.node):
         if node.op_type == "Resize":
             scales = _scales_of(model, node)

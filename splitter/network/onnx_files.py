@@ -13,6 +13,7 @@ ONNX's checker, its version converter and the reader of operators each refuse ot
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterable
 from dataclasses import replace
 from math import prod
@@ -21,17 +22,25 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx.inliner
+import onnxruntime as ort
 from onnx import AttributeProto, TensorProto, TensorShapeProto, helper, numpy_helper, shape_inference
 from onnxscript import ir
 
-from serfer.core.errors import ModelError
+from serfer.core.errors import ModelError, PlanWarning
 from serfer.splitter.network.external_weights import ExternalWeightsModel
 from serfer.splitter.network.graph import MAP_RANK
 from serfer.splitter.network.group_norms import with_plain_group_norms
+from serfer.splitter.network.onnx_models import OPSET, model_of, session_of
 
 MOST_CONSTANT_BYTES = 2 * 1024**3
 """What constants that are computed while a network is read may take together: as much as an ONNX file holds."""
 _MOST_ONNX_BYTES = 2 * 1024**3 - 1
+_ONE_PROCESSOR = "com.microsoft.nchwc"
+"""The domain of operators on channels in blocks, whose size is a processor's."""
+_ONE_PROCESSORS = (
+    "was saved by ONNX Runtime with all optimisations, for one kind of processor: save it with basic ones, or give the "
+    "file that it was made of"
+)
 _MENDED = (
     "topologically sorted",
     "GroupNormalization is deprecated",
@@ -57,6 +66,8 @@ def read_file(path: Path) -> ExternalWeightsModel:
         why = str(error).partition("\n")[0]
         if lacking := _lacking_weights(path, why):
             raise ModelError(lacking) from error
+        if "is higher than the checker's" in why:
+            why = f"its IR version is newer than those that are read: export it with opset {OPSET}"
         if "does not have an ir_version" in why:  # a field that every model has
             why = "it is a file of another kind"
         raise ModelError(f"{path} is not an ONNX model: {why}") from error
@@ -88,6 +99,8 @@ def _checked(path: Path) -> ExternalWeightsModel:
             if not all(value.HasField("type") for value in model.proto.graph.output):
                 model = replace(model, proto=shape_inference.infer_shapes(model.proto))
             _check_without_shapes(model.proto)
+        except ModelError:
+            raise
         except Exception:  # noqa: BLE001 - any failure means that this was not the only fault
             raise error from None
         return model
@@ -96,6 +109,7 @@ def _checked(path: Path) -> ExternalWeightsModel:
 
 def _in_one_form(path: Path, *, sort: bool = False) -> ExternalWeightsModel:
     proto = onnx.load(path, load_external_data=False)
+    _check_version(path, proto)
     proto.graph.name = proto.graph.name or "graph"
     _Dense(path).fill(proto.graph, (node for function in proto.functions for node in function.node))
     for holder in (proto, *proto.functions):
@@ -112,6 +126,24 @@ def _in_one_form(path: Path, *, sort: bool = False) -> ExternalWeightsModel:
     if not proto.functions:
         return model
     return replace(model, proto=onnx.inliner.inline_local_functions(model.proto, convert_version=True))
+
+
+def _check_version(path: Path, proto: onnx.ModelProto) -> None:
+    """Refuse what the ONNX Runtime that is there, or onnx, does not read; warn of what other processors do not run."""
+    opset = max((item.version for item in proto.opset_import if item.domain in ("", "ai.onnx")), default=0)
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
+    probe = model_of([helper.make_node("Identity", ["x"], ["y"])], values[:1], values[1:], opset=opset)
+    probe.ir_version = proto.ir_version
+    try:
+        session_of(probe)
+        read = opset <= onnx.defs.onnx_opset_version()
+    except Exception:  # noqa: BLE001 - ONNX Runtime has a class for each status
+        read = False
+    if not read:
+        versions = f"opset {opset} and IR version {proto.ir_version}, newer than ONNX Runtime {ort.__version__}"
+        raise ModelError(f"{path} has {versions} or onnx {onnx.__version__} reads: export it with opset {OPSET}")
+    if any(node.domain == _ONE_PROCESSOR for node in proto.graph.node):
+        warnings.warn(f"{path} {_ONE_PROCESSORS}", PlanWarning, stacklevel=2)
 
 
 class _Dense:

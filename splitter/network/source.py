@@ -559,8 +559,6 @@ def _from_file(path: Path, example: Array | None, *, any_size: Size | None, as_i
     properties = {entry.key: entry.value for entry in model.proto.metadata_props}
     declared = [[dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in model.proto.graph.output]
     opset = max((item.version for item in model.proto.opset_import if not item.domain), default=0)
-    if opset > onnx.defs.onnx_opset_version():
-        raise ModelError(f"{path} has opset {opset}, which is not supported: export it with opset {OPSET}")
     if strange := [value.name for value in model.proto.graph.output if not value.type.HasField("tensor_type")]:
         raise ModelError(f"{path} gives {strange[0]!r}, a sequence or a map and not a tensor: export it with tensors")
     unread = ""

@@ -11,13 +11,15 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from serfer.core.geometry import Rect
-from serfer.splitter.network.graph import Graph, Node, Weights
+from serfer.splitter.network.graph import STATISTICS, Graph, Node, Weights
 from serfer.splitter.network.onnx_models import model_of
 from serfer.splitter.plan_dir.weights import WeightsFile
 from serfer.splitter.tiling.onnx_builder import OnnxBuilder
 from serfer.splitter.tiling.operators import TILE_SUM, is_replicated, rule_of, whole_rule
 from serfer.splitter.tiling.regions import Regions, input_region, whole_regions
 from serfer.splitter.tiling.tiling_rule import TileOperator
+
+_SAME_CLASS = frozenset({"Cast", "Identity", "Squeeze", "Unsqueeze"})
 
 
 def input_name(number: int) -> str:
@@ -182,3 +184,30 @@ def _value(graph: Graph, tensor: str, region: Rect, name: str) -> onnx.ValueInfo
 def in_one_piece(graph: Graph) -> TileGraph:
     whole = {name: graph.shape(name).whole for name in graph.outputs}
     return tile_graph(graph, graph.nodes, whole_regions(graph, graph.nodes), [graph.input], whole)
+
+
+def whole_tile(graph: Graph) -> TileGraph:
+    """Write the whole network as one tile; behind its outputs come the scores of those that are classes.
+
+    Statistics over the whole image are its second input, where the graph has them cut out.
+    """
+    inputs = [graph.input, *([STATISTICS] if graph.statistics else [])]
+    regions = whole_regions(graph, graph.nodes) | {name: graph.shape(name).whole for name in inputs}
+    outputs = dict.fromkeys((*graph.outputs, *_scores(graph)))
+    return tile_graph(graph, graph.nodes, regions, inputs, {name: regions[name] for name in outputs})
+
+
+def _scores(graph: Graph) -> list[str]:
+    """Return the maps whose largest channel the outputs name that are whole numbers; none if one is something else."""
+    made = {node.output: node for node in graph.nodes}
+    found = []
+    for output, tensor in zip(graph.outputs, graph.output_tensors, strict=True):
+        if tensor.dtype.startswith("float"):
+            continue
+        node = made[output]
+        while node.kind in _SAME_CLASS and node.inputs[0] in made:
+            node = made[node.inputs[0]]
+        if node.kind != "ArgMax":
+            return []
+        found.append(node.inputs[0])
+    return found if len({*found}) == len(found) else []

@@ -23,12 +23,11 @@ from serfer.splitter.network.graph import Graph
 from serfer.splitter.network.onnx_models import naming_failure, session_of
 from serfer.splitter.network.size_guards import CHECKED_STEP
 from serfer.splitter.network.source import Array
-from serfer.splitter.plan_dir.emit import input_name
+from serfer.splitter.plan_dir.emit import input_name, whole_tile
 from serfer.splitter.tiling.regions import whole_regions
 from serfer.splitter.windows.memory import peak_bytes
 from serfer.splitter.windows.network_at_sizes import Network
 from serfer.splitter.windows.owned_elements import with_skipped
-from serfer.splitter.windows.whole_tile import whole_tile
 
 SIDE = 128
 """Pixels of a part that are compared, along an axis, where it ends nowhere with the image."""

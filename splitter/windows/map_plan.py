@@ -40,7 +40,7 @@ from serfer.core.plan.window_plan import commonest_window, query_plan
 from serfer.core.units import MS_PER_S
 from serfer.plan_directory import write_plan
 from serfer.splitter.network.graph import COL_AXIS, ROW_AXIS, Graph
-from serfer.splitter.plan_dir.emit import TileGraph
+from serfer.splitter.plan_dir.emit import TileGraph, whole_tile
 from serfer.splitter.plan_dir.functions import artefact, write_functions
 from serfer.splitter.planning.split_options import Budget
 from serfer.splitter.tiling import operators
@@ -52,7 +52,6 @@ from serfer.splitter.windows.position import place_of, placed
 from serfer.splitter.windows.positions import is_positioned, told_where
 from serfer.splitter.windows.same_windows import GraphNumbers, check_alike, inlined, weights_by_size
 from serfer.splitter.windows.strides import Strides, check_shifts
-from serfer.splitter.windows.whole_tile import whole_tile
 from serfer.splitter.windows.window_choice import WindowChoice, window_ms
 from serfer.splitter.windows.window_kinds import (
     AxisKinds,

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from onnx import AttributeProto, helper, numpy_helper
 
 import serfer
+from serfer.core.errors import ModelError, PlanWarning
 from serfer.pipeline.reference import unsplit
 from serfer.splitter.network.onnx_models import session_of
 from serfer.splitter.network.source import load
@@ -149,6 +151,31 @@ def test_size_that_onnx_infers_otherwise_is_onnx_runtimes(kind, constants, attri
         serfer.whole_plan(path, out=tmp_path / "whole"),
     ):
         assert plan.output.of(plan.output.whole, 1) == source.run(example).shape
+
+
+@pytest.mark.parametrize("versions", [(26, 13), (27, 13), (28, 14), (29, 14), (28, 15), (99, 99)])
+def test_file_newer_than_onnx_runtime_or_onnx_reads_is_refused_with_the_remedy(versions, tmp_path):
+    """Which versions these are is the installed ONNX Runtime's matter."""
+    model = network(20)
+    model.opset_import[0].version, model.ir_version = versions
+    path = saved(tmp_path, model)
+    try:
+        onnxruntime.InferenceSession(path)
+    except Exception:  # noqa: BLE001 - it has a class for each status
+        with pytest.raises(ModelError, match="export it with opset 20"):
+            load(path, np.zeros((1, 3, *SIZE), np.float32))
+    else:
+        assert load(path, np.zeros((1, 3, *SIZE), np.float32))
+
+
+def test_file_with_operators_of_one_processor_is_warned_of(tmp_path):
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "saved.onnx")
+    onnxruntime.InferenceSession(network(20).SerializeToString(), options)
+    model = onnx.load(tmp_path / "saved.onnx")
+    model.graph.node[0].domain = "com.microsoft.nchwc"  # as it is where channels fill a block
+    with pytest.warns(PlanWarning, match="one kind of processor"):
+        load(saved(tmp_path, model), np.zeros((1, 3, *SIZE), np.float32))
 
 
 @pytest.mark.exact

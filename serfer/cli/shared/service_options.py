@@ -26,7 +26,7 @@ from serfer.cli.shared.options import (
 )
 from serfer.cli.shared.schema import given_settings
 from serfer.cli.shared.service_commands import ServeCommand, ServiceOptions
-from serfer.cli.shared.terminal import err
+from serfer.cli.shared.terminal import complain, err
 from serfer.control.router import SERVERLESS
 from serfer.control.selection import DEFAULT, make_selector
 from serfer.core.errors import InputError, UsageError
@@ -90,6 +90,8 @@ def served_models(
             plan = load_plan(directory)
             called = match[1] if match else _NAME.sub("-", plan.model)
         check_whole_images(plan)
+        if plan.untrained:
+            complain(f"{called} has random weights: its answers mean nothing")
         if called in models:
             raise UsageError(
                 f"two models are called {called}: name one of them, NAME={_place(text) if text else directory}"

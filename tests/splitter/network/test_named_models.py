@@ -269,14 +269,16 @@ def test_the_plan_of_a_named_network_is_made_once_for_its_weights(timm, tmp_path
     assert kept == fetched != drawn
 
 
-def test_commands_take_a_named_network_where_they_take_a_file(tmp_path, monkeypatch):
+def test_commands_take_a_named_network_where_they_take_a_file(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("SERFER_CACHE_DIR", str(tmp_path / "cache"))
     random = NetworkFileOptions(size="32x32", random=True)
     images, network = network_among(["timm:tiny", "a.png"], None)
     assert images == ["a.png"]
     plan = load_plan(plan_directory(network, None, file=random))
     assert (plan.input.height, plan.untrained) == (32, True)
+    capsys.readouterr()
     assert load_plan(served_models(None, ["own=timm:tiny"], file=random)["own"]) == plan
+    assert capsys.readouterr().err.count("own has random weights") == 1
     with pytest.raises(UsageError, match="timm:tiny has no functions in AWS: write a plan"):
         plan_directory(network, None, "stack", random)
     with pytest.raises(

@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.splitter.network.graph import Graph, Node
-from serfer.splitter.network.operator_kinds import BROADCAST, POINTWISE
+from serfer.splitter.network.graph import BROADCAST, POINTWISE, Graph, Node
 
 _MAP_RANK, _VECTOR_RANK = 4, 2
 _LINEAR = frozenset({"Gemm", "MatMul"})

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.geometry import Span
-from serfer.splitter.network.graph import COL_AXIS, MAP_RANK, NCHW, ROW_AXIS, Graph, Node, Weights, integers
+from serfer.splitter.network.graph import COL_AXIS, MAP_RANK, NCHW, ROW_AXIS, WINDOWED, Graph, Node, Weights, integers
 from serfer.splitter.network.interpolation import INTERPOLATION, Interpolation, interpolation, is_separable
-from serfer.splitter.network.operator_kinds import WINDOWED
 from serfer.splitter.network.sliding_window import explicit_pads, transposed_attributes
 from serfer.splitter.network.unsupported import refuse
 

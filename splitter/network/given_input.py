@@ -25,8 +25,7 @@ from serfer.core.plan import FileTensors, Preprocess
 from serfer.core.plan.pixels import whole_numbers
 from serfer.core.plan.validation import MAX_NAME
 from serfer.splitter.network.external_weights import ExternalWeightsModel
-from serfer.splitter.network.graph import MAP_RANK
-from serfer.splitter.network.operator_kinds import BROADCAST, PER_VALUE
+from serfer.splitter.network.graph import BROADCAST, MAP_RANK, PER_VALUE
 
 Array = NDArray[Any]
 CHANNELS_FIRST, CHANNELS_LAST, GREY = "NCHW", "NHWC", "NHW"

@@ -23,6 +23,23 @@ NCHW: Axes = (ROW_AXIS, COL_AXIS)
 MAP_RANK, VECTOR_RANK = 4, 2
 INLINE_BYTES = 1024
 """Smaller constants stay in a model's graph, where ONNX Runtime folds them; larger ones are kept apart from it."""
+POOLS = frozenset({"MaxPool", "AveragePool"})
+WINDOWED = POOLS | {"Conv"}
+PER_VALUE = frozenset(
+    {
+        *("Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cast", "Ceil", "Celu", "Clip", "Cos", "Cosh"),
+        *("Dropout", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "Identity", "IsInf", "IsNaN"),
+        *("LeakyRelu", "Log", "Mish", "Neg", "Not", "Reciprocal", "Relu", "Round", "Selu", "Shrink", "Sigmoid"),
+        *("Sign", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Swish", "Tan", "Tanh", "ThresholdedRelu"),
+    }
+)
+POINTWISE = PER_VALUE | {"BatchNormalization", "LRN", "PRelu"}
+BROADCAST = frozenset(
+    {
+        *("Add", "And", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Mean", "Min"),
+        *("Mod", "Mul", "Or", "PRelu", "Pow", "Sub", "Sum", "Where", "Xor"),
+    }
+)
 
 
 @dataclass(frozen=True)

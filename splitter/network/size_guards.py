@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from serfer.core.errors import ModelError
 
 if TYPE_CHECKING:
+    import torch
     from torch.export import ExportedProgram
 
     from serfer.splitter.network.external_weights import ExternalWeightsModel
@@ -24,6 +26,8 @@ _STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _MOST_CHECKED = 2048 * 2048
 """Pixels of an image that a check may compute whole."""
 _AXES = ("height", "width")
+_PLAIN = {"padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False, "count_include_pad": True}
+"""What torch passes on, besides the stride and the divisor, where a call chooses nothing."""
 
 
 @dataclass(frozen=True)
@@ -133,3 +137,39 @@ def checked_sizes(small: Size, size: Size) -> Iterator[Size]:
 
 def _checked_lengths(first: int, last: int) -> list[int]:
     return sorted({first, last, *(first + CHECKED_STEP * steps for steps in _STEPS)} & {*range(first, last + 1)})
+
+
+def mean_pools() -> AbstractContextManager[Any]:
+    """Have poolings whose window is the whole map, as Cellpose writes them, traced as means and maxima over both axes.
+
+    torch's exporter takes a window for a number, so that the program would be for one size alone; a mean is for any.
+    """
+    import torch  # noqa: PLC0415 - slow to import
+    from torch.overrides import TorchFunctionMode  # noqa: PLC0415 - same
+
+    functions = torch.nn.functional
+
+    class WholePools(TorchFunctionMode):
+        def __torch_function__(self, called: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - as torch declares it
+            kwargs = kwargs or {}
+            if called is functions.avg_pool2d and (pooled := _whole_map(*args, **kwargs)) is not None:
+                return pooled.mean((-2, -1), keepdim=True)
+            if called is functions.max_pool2d and (pooled := _whole_map(*args, **kwargs)) is not None:
+                return pooled.amax((-2, -1), keepdim=True)
+            return called(*args, **kwargs)
+
+    return WholePools()
+
+
+def _whole_map(input: torch.Tensor, kernel_size: Any, *others: Any, **named: Any) -> torch.Tensor | None:  # noqa: A002, ANN401 - torch's own names
+    """Return the map if the kernel is its own height and width, as the tracer has them, and nothing else is chosen."""
+    sides = tuple(kernel_size) if isinstance(kernel_size, tuple | list) else (kernel_size, kernel_size)
+    same = len(sides) == len(input.shape[-2:]) and all(map(_same, sides, input.shape[-2:]))
+    plain = not others and all(value is None or value == _PLAIN.get(name) for name, value in named.items())
+    return input if same and plain else None
+
+
+def _same(one: Any, other: Any) -> bool:  # noqa: ANN401 - int or SymInt
+    """Compare expressions of the image's size, not its value: that would be a condition of the program."""
+    left, right = getattr(one, "node", None), getattr(other, "node", None)
+    return left is not None and right is not None and left.expr == right.expr

@@ -41,9 +41,8 @@ from serfer.splitter.network.metadata import read_metadata
 from serfer.splitter.network.named_models import NamedModel, build, is_named
 from serfer.splitter.network.onnx_files import read_file
 from serfer.splitter.network.onnx_models import OPSET, plain_message, session_of
-from serfer.splitter.network.size_guards import Size, SizedExport, SizedExports, SizeGuards, checked_sizes
+from serfer.splitter.network.size_guards import Size, SizedExport, SizedExports, SizeGuards, checked_sizes, mean_pools
 from serfer.splitter.network.size_hints import in_words, instead_of, size_in_metadata
-from serfer.splitter.network.whole_pools import whole_pools_as_means
 
 if TYPE_CHECKING:
     import torch
@@ -364,7 +363,7 @@ def _export_for_any_size(module: torch.nn.Module, small: torch.Tensor, size: Siz
     except OSError:  # not even addresses for so much, as where the system promises no more than it has
         example = small
     try:
-        with _inductor_cache(), _quiet(), whole_pools_as_means():
+        with _inductor_cache(), _quiet(), mean_pools():
             program = _traced(module, example)
             return SizedExport(_as_onnx(program, example), SizeGuards.of(program))
     except Exception as error:  # as above

@@ -18,8 +18,7 @@ from collections.abc import Set as AbstractSet
 
 from serfer.core.costs.cost_model import Platform
 from serfer.core.geometry import Grid
-from serfer.splitter.network.graph import Graph, Node
-from serfer.splitter.network.operator_kinds import WINDOWED
+from serfer.splitter.network.graph import WINDOWED, Graph, Node
 from serfer.splitter.planning.gang_chains import GangStages
 from serfer.splitter.planning.stage_costs import StageEnumerator, StageWork
 from serfer.splitter.tiling import operators

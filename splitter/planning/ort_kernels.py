@@ -22,8 +22,7 @@ from serfer.core.costs.operator_costs import BLOCK, Kind, Work
 from serfer.core.geometry import Rect
 from serfer.core.plan import AS_IS
 from serfer.splitter.network.as_is import AS_IS_OUTPUT, STEP_BY_STEP
-from serfer.splitter.network.graph import MAP_RANK, NCHW, Graph, Node
-from serfer.splitter.network.operator_kinds import POOLS
+from serfer.splitter.network.graph import MAP_RANK, NCHW, POOLS, Graph, Node
 from serfer.splitter.tiling import operators
 from serfer.splitter.tiling.as_is import part_of
 from serfer.splitter.tiling.regions import Regions, input_region

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from serfer.core.errors import UsageError
-from serfer.splitter.network.graph import Graph
-from serfer.splitter.network.operator_kinds import POINTWISE
+from serfer.splitter.network.graph import POINTWISE, Graph
 from serfer.splitter.tiling import operators
 
 MOST_TENSORS = 4

@@ -14,8 +14,7 @@ import numpy as np
 
 from serfer.core.plan import AS_IS
 from serfer.splitter.network.as_is import AS_IS_OUTPUT
-from serfer.splitter.network.graph import VECTOR_RANK, Axes, Graph, Node
-from serfer.splitter.network.operator_kinds import BROADCAST, PER_VALUE, POOLS
+from serfer.splitter.network.graph import BROADCAST, PER_VALUE, POOLS, VECTOR_RANK, Axes, Graph, Node
 from serfer.splitter.tiling.as_is import AsIs, AsIsOutput, runs_as_it_is
 from serfer.splitter.tiling.by_position import RESIZE_BY_POSITION, ResizeByPosition
 from serfer.splitter.tiling.elementwise import (

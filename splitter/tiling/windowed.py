@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from serfer.core.plan import Padding
-from serfer.splitter.network.graph import COL_AXIS, MAP_RANK, NCHW, ROW_AXIS, Axes, Graph, Node
-from serfer.splitter.network.operator_kinds import POOLS
+from serfer.splitter.network.graph import COL_AXIS, MAP_RANK, NCHW, POOLS, ROW_AXIS, Axes, Graph, Node
 from serfer.splitter.network.sliding_window import average_scale, window
 from serfer.splitter.tiling.onnx_builder import OnnxBuilder
 from serfer.splitter.tiling.receptive_field import ReceptiveField, under

@@ -12,8 +12,7 @@ from fractions import Fraction
 from math import lcm
 
 from serfer.core.geometry import Span
-from serfer.splitter.network.graph import MAP_RANK, NCHW, ROW_AXIS, Graph, Node
-from serfer.splitter.network.operator_kinds import BROADCAST
+from serfer.splitter.network.graph import BROADCAST, MAP_RANK, NCHW, ROW_AXIS, Graph, Node
 from serfer.splitter.network.unsupported import refuse
 from serfer.splitter.tiling import operators
 from serfer.splitter.tiling.receptive_field import spans_of

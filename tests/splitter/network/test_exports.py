@@ -10,7 +10,7 @@ import serfer
 from serfer.core.errors import ModelError, PlanWarning
 from serfer.core.exactness import TOLERANCE, relative_error
 from serfer.splitter.network import source
-from serfer.splitter.network.whole_pools import whole_pools_as_means
+from serfer.splitter.network.size_guards import mean_pools
 from serfer.splitter.plan_dir.check import run_tiles
 from tests.exports import run_module
 from tests.splitter.windows.test_map_plan import by_windows
@@ -101,7 +101,7 @@ WHOLE_MAP = {"aten.mean.dim", "aten.amax.default"}
 )
 def test_a_pooling_of_the_whole_map_is_for_any_size_and_one_of_neighbourhoods_stays(pool, operators):
     free = {2: torch.export.Dim("height", min=4), 3: torch.export.Dim("width", min=4)}
-    with whole_pools_as_means():
+    with mean_pools():
         program = torch.export.export(Pooled(pool), (torch.randn(1, 2, 24, 32),), dynamic_shapes=(free,), strict=False)
     larger = torch.randn(1, 2, 40, 52)
     torch.testing.assert_close(program.module()(larger), larger - pool(larger), rtol=0, atol=1e-6)

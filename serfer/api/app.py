@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from fastapi.telemetry import TelemetryConfig  # new in FastAPI 0.16x; earlier ones have no telemetry to turn off
 
 _APPLICATIONS = "/v1/applications"
+_OF_ALL = ("/metrics", "/v1/models/", "/v2/models/")  # names what a key for some applications may not use
 _log = logging.getLogger(__name__)
 _NO_OPERATOR = (
     "the API key %r was refused: loading, unloading and batching need the scope 'operate', which keys made before it "
@@ -58,13 +59,9 @@ _NO_OPERATOR = (
 )
 _MOST_PATH = 200  # characters that an answer repeats
 _CLIENT_CLOSED = 499  # for logs and metrics: no client reads it
-_OURS_ALONE: TelemetryConfig = {  # FastAPI's own would record the words of errors, which may quote a client
-    "tracing": False,
-    "metrics": False,
-    "logs": False,
-    "operation_spans": False,
-    "auto_configure": False,
-}
+_OURS_ALONE = cast(  # FastAPI's own would record the words of errors, which may quote a client
+    "TelemetryConfig", dict.fromkeys(("tracing", "metrics", "logs", "operation_spans", "auto_configure"), False)
+)
 
 
 def make_app(
@@ -164,7 +161,7 @@ def _guard(keys: KeyRing, service: Service, posts: Scope = Scope.CLASSIFY) -> An
             return
         if not request.url.path.startswith(_APPLICATIONS):  # keys that promote or delete look at these, too
             require_scope(client, Scope.CLASSIFY)
-        if application is not None:
+        if application is not None or request.url.path.startswith(_OF_ALL):
             require_application(client, application)
 
     return guard
@@ -173,7 +170,7 @@ def _guard(keys: KeyRing, service: Service, posts: Scope = Scope.CLASSIFY) -> An
 def _application(request: Request, service: Service) -> str | None:
     """Return the application that a query is about, None for a model: where the path names one, that alone counts."""
     called = request.path_params.get("model") or request.path_params.get("name")
-    if called is None:
+    if called is None or "result_id" in request.path_params:  # whose name is an output's
         return request.query_params.get("application")
     is_model = called in service.models and not request.url.path.startswith(_APPLICATIONS)
     if service.applications is None or is_model:
@@ -190,8 +187,7 @@ def _answer_errors(app: FastAPI, admission: Admission) -> None:
         return problem_response(problem, request)
 
     async def http(request: Request, error: Exception) -> Response:
-        if not isinstance(error, HTTPException):
-            raise TypeError
+        error = cast("HTTPException", error)
         unknown: dict[int, str] = {
             404: f"there is nothing at {request.url.path[:_MOST_PATH]}: /docs lists what there is",
             405: f"{request.url.path[:_MOST_PATH]} does not take {request.method}: see /docs",
@@ -200,9 +196,7 @@ def _answer_errors(app: FastAPI, admission: Admission) -> None:
         return await answer(request, Problem(error.status_code, detail, headers=error.headers))
 
     async def invalid(request: Request, error: Exception) -> Response:
-        if not isinstance(error, RequestValidationError):
-            raise TypeError
-        first = error.errors()[0]
+        first = cast("RequestValidationError", error).errors()[0]
         return await answer(request, Problem(422, fault(first["loc"][1:], first["msg"])))
 
     async def gone(request: Request, error: Exception) -> Response:

@@ -69,7 +69,7 @@ class ServedReleases:
         """Return why an application is not served: it is unknown, or was deleted."""
         if self.is_deleted(application):
             return self.served[application].why_deleted
-        return f"no application {application[:80]!r} here: there is {', '.join(self.names) or 'none'}"
+        return f"no application {application[:80]!r} here: GET /v1/applications lists what there is"
 
     def use(self, served: ServedApplication, record: Application) -> None:
         served.use(self._table(served.name, record))

@@ -76,6 +76,9 @@ class Repository:
     def states(self):
         return {}
 
+    def state(self):
+        return None
+
 
 @pytest.fixture
 def service(tmp_path, forks):
@@ -136,6 +139,23 @@ def test_a_key_of_another_application_is_refused_wherever_an_application_is_name
     app = make_app(service, Settings(), KeyRing(file, time.monotonic))
     for rule, reply in ask(app, named, {"X-API-Key": key}).items():
         assert reply.status_code == 403, (rule, reply.text)
+
+
+@pytest.mark.who_may
+def test_a_key_for_one_application_learns_of_no_other(service, tmp_path):
+    """Keys may be different customers': names, models and counts of what others use are not theirs."""
+    file = tmp_path / "keys.json"
+    key = add_key(file, "customer", None, scopes=[*Scope], applications={"dogs": None})
+    app = make_app(service, Settings(), KeyRing(file, time.monotonic))
+    rules = {rule: rule.replace("/applications/{name}", "/applications/dogs") for rule in RULES}
+    replies = ask(app, rules.values(), {"X-API-Key": key})
+    for rule, asked in rules.items():
+        reply = replies[asked]
+        assert "faces" not in reply.text.replace("names the application 'faces'", ""), rule
+        of_all = rule == "GET /metrics" or (re.match("GET /v./models/{|POST ", rule) and "/applications/" not in rule)
+        assert (reply.status_code == 403) == bool(of_all), (rule, reply.text)
+    assert replies["GET /v1/applications"].json() == {"applications": []}
+    assert replies["GET /v1/models"].json()["models"] == []
 
 
 @pytest.mark.who_may

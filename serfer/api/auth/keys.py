@@ -120,6 +120,12 @@ def require_application(client: Client | None, application: str | None) -> None:
         raise _forbidden(f"the API key {client.name!r} is for {known} alone, and the request names {asked}")
 
 
+def may_use(request: Request, application: str | None) -> bool:
+    """Return whether lists for a request's key have an application, or models (None)."""
+    client: Client | None = getattr(request.state, "client", None)
+    return client is None or client.applications is None or application in dict(client.applications)
+
+
 def _forbidden(detail: str) -> Problem:
     return Problem(403, detail, slug="scope")
 

@@ -139,8 +139,10 @@ class _Client:
         self.turns = Turns[LimitedProtocol](_PIPELINED, lambda chosen: chosen.loop.call_soon(chosen.go_on))
 
     def is_full(self, most: int) -> bool:
-        if len(self.connections) >= most:
-            self.connections = {connection for connection in self.connections if not connection.forwards}
+        if len(self.connections) >= most:  # but for a trusted balancer's, on which it has named another client
+            self.connections = {
+                known for known in self.connections if not known.scope or known.scope["client"] == known.client
+            }
         return len(self.connections) >= most
 
 
@@ -190,11 +192,6 @@ class LimitedProtocol(H11Protocol):
             return
         self._shared.connections.add(self)
         self._watch()
-
-    @property
-    def forwards(self) -> bool:
-        """Whether the connection is a trusted balancer's, which has named another client."""
-        return self.scope is not None and self.scope["client"] != self.client
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

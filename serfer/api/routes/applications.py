@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from fastapi import APIRouter, Request
 
+from serfer.api.auth.keys import may_use
 from serfer.api.http.problems import Problem
 from serfer.api.requests import check_parameters
 from serfer.api.routes.openapi import problems
@@ -136,7 +137,7 @@ def applications_router(service: Service) -> APIRouter:
         check_parameters(request, ())
         applications = service.applications
         names = applications.names if applications else ()
-        return ListedApplications(tuple(_row(_find(applications, name)) for name in names))
+        return ListedApplications(tuple(_row(_find(applications, name)) for name in names if may_use(request, name)))
 
     @router.get("/applications/{name}", responses=problems(401, 403, 404, 422, 429))
     async def one_application(request: Request, name: str) -> ApplicationDetail:
@@ -153,10 +154,9 @@ def detail_of(applications: Applications, name: str) -> ApplicationDetail:
 
 def serving(applications: Applications | None, name: str) -> Applications:
     """Return what serves an application; raises Problem 404 for one that is not served."""
-    if applications is None:
-        raise Problem(404, f"no application {name[:80]!r} here: there is none")
-    if name not in applications.names:
-        raise Problem(404, applications.releases.why_absent(name))
+    if applications is None or name not in applications.names:
+        absent = applications.releases.why_absent(name) if applications else "no applications are served here"
+        raise Problem(404, absent)
     return applications
 
 

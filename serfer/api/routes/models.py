@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from fastapi import APIRouter, Request
 
+from serfer.api.auth.keys import may_use
 from serfer.api.http.problems import Problem
 from serfer.api.requests import check_parameters
 from serfer.api.routes.openapi import problems
@@ -178,6 +179,7 @@ def models_router(service: Service) -> APIRouter:
                 **_describe(name, service.pipelines[name].plan, default=name == service.default), state=states.get(name)
             )
             for name in service.models
+            if may_use(request, None)
         )
         return Models(tuple(listed), repository.state() if repository else None)
 

@@ -630,11 +630,6 @@ def unknown_settings() -> str | None:
     return f"not a setting: {', '.join(said)}{'' if all(near.values()) else f': {_LISTED}'}"
 
 
-def load_driver_settings() -> DriverSettings:
-    """Read the settings of a driver in AWS."""
-    return DriverSettings()
-
-
 def tracing_wanted() -> bool:
     """Return whether OpenTelemetry's variables, which its SDK reads, name a collector of traces."""
     return any(os.environ.get(name) for name in _COLLECTORS)

@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from serfer.core.dataclass_codec import structure
-from serfer.core.errors import IncompleteMapError, PlanError, SerferError, UnavailableError, UsageError
+from serfer.core.errors import IncompleteMapError, InputError, PlanError, SerferError, UnavailableError, UsageError
 from serfer.files import read_text, write_whole
 from serfer.mapping.estimate import Estimate
 from serfer.mapping.image_job import Mapper
-from serfer.mapping.image_list import MapItem
+from serfer.mapping.image_list import MapItem, read_list
 from serfer.mapping.report import MapReport
 from serfer.plan_directory import file_sha256
 from serfer.raster.objects import Bucket
@@ -51,10 +51,6 @@ class ManyImages:
     report: Callable[[MapReport], None]
 
     @property
-    def manifest_path(self) -> Path:
-        return self._file(MANIFEST)
-
-    @property
     def retry_path(self) -> Path:
         return self._file(RETRY)
 
@@ -66,7 +62,7 @@ class ManyImages:
 
     def estimates(self, items: Sequence[MapItem]) -> Iterator[tuple[MapItem, Estimate | SerferError]]:
         """Yield what each image will take that has no result yet, or why it cannot be mapped; nothing is written."""
-        manifest = Manifest(self.manifest_path)
+        manifest = Manifest(self._file(MANIFEST))
         for item in items:
             try:
                 if not self._is_done(item, manifest):
@@ -102,7 +98,8 @@ class ManyImages:
             return self._run(items)
 
     def _run(self, items: Sequence[MapItem]) -> ManyReport:
-        manifest, report, in_a_row = Manifest(self.manifest_path), ManyReport(), 0
+        manifest, report, in_a_row = Manifest(self._file(MANIFEST)), ManyReport(), 0
+        self._check_list(items, manifest)
         try:
             for number, item in enumerate(items):
                 try:
@@ -122,7 +119,11 @@ class ManyImages:
                         raise
                 except KeyboardInterrupt:
                     report.untried += [left.image for left in items[number:]]
-                    self._note_rest(report, len(items))
+                    there = len(report.done) + report.skipped
+                    self.mapper.watcher.note(
+                        f"{there:,} of {len(items):,} images are mapped, those that are left are listed in "
+                        f"{self.retry_path}: run the same command again, it goes on with them"
+                    )
                     raise
         finally:
             report.cost_usd = self.mapper.spending.spent
@@ -130,12 +131,12 @@ class ManyImages:
         self._upload()
         return report
 
-    def _note_rest(self, report: ManyReport, count: int) -> None:
-        there = len(report.done) + report.skipped
-        self.mapper.watcher.note(
-            f"{there:,} of {count:,} images are mapped, those that are left are listed in {self.retry_path}: run the "
-            "same command again, it goes on with them"
-        )
+    def _check_list(self, items: Sequence[MapItem], manifest: Manifest) -> None:
+        """Refuse a list that no map into this folder wrote: it would be replaced, or deleted."""
+        images = {item.image for item in items}
+        for name in read_list(self.retry_path) if self.retry_path.exists() else ():
+            if name not in images and not manifest.knows(name):
+                raise InputError(f"{self.retry_path} lists no images of this map: move it, or choose another --out")
 
     def _map_one(self, item: MapItem, manifest: Manifest, report: ManyReport) -> None:
         if self._is_done(item, manifest):
@@ -171,9 +172,10 @@ class ManyImages:
 
     def _upload(self) -> None:
         where = parse_place(self.out)
-        if isinstance(where, S3Place) and self.manifest_path.exists():
+        manifest = self._file(MANIFEST)
+        if isinstance(where, S3Place) and manifest.exists():
             place = S3Place(where.bucket, f"{where.key.rstrip('/')}/{MANIFEST}", where.region, where.endpoint)
-            Bucket(place).upload(self.manifest_path, self.manifest_path.with_suffix(".upload"))
+            Bucket(place).upload(manifest, manifest.with_suffix(".upload"))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -18,6 +19,10 @@ from pathlib import Path
 
 from serfer.core.errors import UnavailableError
 
+_OURS = re.compile(  # names that nobody else gives: with a digest, or with a beginning of ours and a random end
+    r"(.+-)?[0-9a-f]{16,64}(\.refused)?|\..+-[0-9a-f]{16,64}\.lock|\.[0-9a-f]{64}\.[0-9a-f]{32}|"
+    r".+-python3\.\d+-\w+-[0-9a-f]{12}|(work-|\.new-)[a-z0-9_]{8}"
+)
 _UNUSED_S = 7 * 24 * 3600
 _UNUSED_ON_A_FULL_DISK_S = 24 * 3600
 _FREE = 0.1  # of the disk
@@ -61,10 +66,10 @@ def in_use(target: Path) -> bool:
 
 
 def forget_unused(parent: Path) -> None:
-    """Remove the files and directories that were not used in a week, or in a day where the disk is nearly full."""
+    """Remove our files and directories that were not used in a week, or in a day where the disk is nearly full."""
     disk = shutil.disk_usage(parent)
     oldest = time.time() - (_UNUSED_S if disk.free >= _FREE * disk.total else _UNUSED_ON_A_FULL_DISK_S)
-    for entry in parent.iterdir():
+    for entry in (entry for entry in parent.iterdir() if _OURS.fullmatch(entry.name)):
         with suppress(OSError):
             if entry.stat().st_mtime < oldest:
                 entry.unlink() if entry.is_file() else shutil.rmtree(entry, ignore_errors=True)
@@ -75,7 +80,7 @@ def assembled(target: Path) -> Iterator[Path]:
     """Yield an empty directory that is renamed to `target` on success and removed on failure."""
     target.parent.mkdir(parents=True, exist_ok=True)
     forget_unused(target.parent)
-    directory = Path(tempfile.mkdtemp(prefix=".", dir=target.parent))
+    directory = Path(tempfile.mkdtemp(prefix=".new-", dir=target.parent))
     try:
         yield directory
         directory.chmod(0o755)

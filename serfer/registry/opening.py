@@ -71,7 +71,6 @@ def _in_directory(root: Path, *, create: bool) -> RegistryStore:
             foreign = [path.name for path in root.iterdir() if path.name != PARTS and not path.name.startswith(MARK)]
             if foreign and not (root / MARK).exists():
                 raise UsageError(f"{root} is not empty and not a registry: give an empty or a new directory")
-            root.chmod(0o700)
             (root / PARTS).mkdir(mode=0o700, exist_ok=True)
         return RegistryStore(LocalStore(root), str(root), root)
     except (OSError, BaseError) as error:

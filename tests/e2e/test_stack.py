@@ -26,7 +26,7 @@ from serfer.packaging.bundle import HANDLER, dependencies
 from serfer.pipeline.event_loop import LoopThread
 from serfer.plan_directory import load_plan
 from serfer.registry import open_registry
-from serfer.settings import load_driver_settings, load_settings
+from serfer.settings import DriverSettings, load_settings
 from serfer.wiring import open_pipeline
 from serfer.wiring.deployed import find_deployment
 from serfer.wiring.options import Choices
@@ -144,7 +144,7 @@ def driver_function(variables, monkeypatch, bare, redis):
         for name, value in {**variables, **known, **more}.items():
             monkeypatch.setenv(name, value)
         with ExitStack() as opened:
-            function = Function(open_application(load_driver_settings(), load_settings(), opened))
+            function = Function(open_application(DriverSettings(), load_settings(), opened))
             opened.callback(function.close)
             yield function
 

@@ -65,6 +65,14 @@ def test_a_folder_is_mapped_but_for_the_images_that_the_plan_is_not_for(many, fo
     assert names == ["a.tif", "b.tif", "manifest.jsonl", "retry.txt"]
 
 
+def test_list_of_other_images_is_refused_and_kept(many, tmp_path):
+    left = tmp_path / "results" / "retry.txt"
+    left.parent.mkdir()
+    left.write_text("call the dentist\n")
+    many().ends(3, "retry.txt lists no images of this map: move it, or choose another --out")
+    assert left.read_text() == "call the dentist\n"
+
+
 def test_a_later_run_does_what_is_missing_altered_or_changed(many, folder, tmp_path):
     many()
     results = tmp_path / "results"

@@ -306,6 +306,16 @@ class TestDirectory(RegistryStoreContract):
         }
         assert modes == {0o600, 0o700}
 
+    def test_directory_keeps_its_mode_and_files_that_are_not_parts(self, root):
+        (root / "parts").mkdir(parents=True)
+        for name in ("photo.jpg", "0" * 32):
+            (root / "parts" / name).touch()
+            os.utime(root / "parts" / name, (1, 1))
+        root.chmod(0o750)
+        open_registry(str(root), create=True)
+        assert {path.name for path in (root / "parts").iterdir()} == {"photo.jpg"}
+        assert stat.S_IMODE(root.stat().st_mode) == 0o750
+
     def test_a_bounded_number_of_versions_is_kept(self, store, root):
         version = None
         for number in range(KEPT_VERSIONS + 5):
@@ -333,7 +343,7 @@ class TestDirectory(RegistryStoreContract):
     @pytest.mark.killed
     def test_what_killed_writers_left_is_removed_a_day_later(self, root):
         open_registry(str(root))
-        part = root / "parts" / "left"
+        part = root / "parts" / ("1" * 32)
         part.write_bytes(b"half")
         open_registry(str(root))
         assert part.exists()

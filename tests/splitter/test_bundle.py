@@ -158,14 +158,15 @@ def test_directories_unused_for_a_week_or_a_day_of_a_disk_that_is_nearly_full_ar
     tmp_path, monkeypatch, free, age
 ):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=100, used=100 - free, free=free))
-    for name, unused in {"old": age + 60, "young": age - 60, "used": age + 60}.items():
-        (tmp_path / name).mkdir()
-        os.utime(tmp_path / name, (time.time() - unused,) * 2)
-    assert in_use(tmp_path / "used")
+    old, young, used, new = (tmp_path / f"{name}-0123456789abcdef" for name in ("old", "young", "used", "new"))
+    for directory, unused in {old: age + 60, young: age - 60, used: age + 60}.items():
+        directory.mkdir()
+        os.utime(directory, (time.time() - unused,) * 2)
+    assert in_use(used)
     assert not in_use(tmp_path / "absent")
-    with assembled(tmp_path / "new") as directory:
+    with assembled(new) as directory:
         (directory / "file").write_text("x")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "used", "young"]
+    assert {*tmp_path.iterdir()} == {new, used, young}
     with pytest.raises(KeyboardInterrupt), assembled(tmp_path / "failed"):
         raise KeyboardInterrupt
     assert not (tmp_path / "failed").exists()

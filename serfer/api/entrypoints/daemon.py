@@ -17,7 +17,7 @@ from serfer.api.entrypoints.serving import Address, serve_models
 from serfer.api.observability.logs import write
 from serfer.fleet.open_pool import routing_of
 from serfer.pipeline.event_loop import run
-from serfer.settings import load_driver_settings, load_settings
+from serfer.settings import DriverSettings, load_settings
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(address: Address) -> None:
-    settings, driver = load_settings(), load_driver_settings()
+    settings, driver = load_settings(), DriverSettings()
     applications, models = applications_of(driver, settings), models_of(driver)
     opening = replace(opening_of(driver), routing=routing_of(settings), applications=applications)
 

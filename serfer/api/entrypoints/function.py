@@ -41,7 +41,7 @@ from serfer.core.errors import UsageError
 from serfer.pipeline.blocking import Pipeline
 from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.warm import Warmth, pinged
-from serfer.settings import DriverSettings, Settings, load_driver_settings, load_settings
+from serfer.settings import DriverSettings, Settings, load_settings
 
 _log = logging.getLogger("serfer.api")
 _LONGEST_MS = 28_000
@@ -147,6 +147,6 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - of a module
     if name != "handler":
         raise AttributeError(name)
     configure_logs("info", as_json=True)
-    handler = Function(open_application(load_driver_settings(), load_settings(), ExitStack()))
+    handler = Function(open_application(DriverSettings(), load_settings(), ExitStack()))
     globals()[name] = handler
     return handler

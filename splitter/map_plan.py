@@ -20,6 +20,8 @@ from serfer.splitter.plan_dir.output_directory import place_for
 from serfer.splitter.planning.split_options import Budget, memory_choices, package_limit
 from serfer.splitter.windows.wanted_sizes import AnySize, checked_sizes
 
+_RGB = 3
+
 
 def map_plan(  # noqa: PLR0913 - by name
     model: Any,  # noqa: ANN401 - an nn.Module, or a path as text
@@ -86,12 +88,15 @@ def map_plan(  # noqa: PLR0913 - by name
             dependency_bytes = dependency_bytes()
         limit = package_limit(limit_mb, dependency_bytes, facts.functions)
         budget = Budget(limit, facts, memory, store, profiles=profiles or shipped_profiles())
-        from serfer.splitter.windows.build import WindowRequest, build_map_plan  # noqa: PLC0415 - imports onnx and what optimises its graphs
+        from serfer.splitter.network.source import channels_of  # noqa: PLC0415 - imports onnx and what optimises its graphs
+        from serfer.splitter.windows.build import WindowRequest, build_map_plan  # noqa: PLC0415 - as above
 
         progress = progress or (lambda _step: None)
         side = None if chosen.window == "auto" else chosen.window
         wanted = WindowRequest(side, chosen.statistics, chosen.kept_maps)
-        plan, notes = build_map_plan(model, wanted_sizes, place, wanted, chosen.channels, budget, description, progress)
+        is_file = isinstance(model, Path | str) and str(model).lower().endswith(".onnx")
+        channels = chosen.channels or (channels_of(Path(model)) if is_file else None) or _RGB
+        plan, notes = build_map_plan(model, wanted_sizes, place, wanted, channels, budget, description, progress)
     for note in notes:
         warnings.warn(note, PlanWarning, stacklevel=2)
     return plan

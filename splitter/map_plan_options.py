@@ -34,7 +34,7 @@ class MapPlanOptions(Options):
         "auto: the cheapest for a pixel that functions can hold.",
         least=1,
     )
-    channels: int = option(3, "The images' channels.", least=1, most=4096)
+    channels: int | None = option(None, "The images' channels; by default those of the file, or 3.", least=1, most=4096)
     reduce: str | None = option(
         None,
         "What is made of the map's channels: argmax (classes, a hundredth as large), softmax or sigmoid. Of a network "

@@ -114,7 +114,7 @@ def detector_parts(model: ExternalWeightsModel, size: tuple[int, int], output: s
         if node.op_type in _KEEPS_THE_BEST:
             why = (
                 "it keeps the best boxes of an image, and boxes of windows are chosen together; export the network "
-                "without it (nms=False, or end2end=False)"
+                "without it (nms=None, ultralytics' default)"
             )
             raise refuse(node.name or node.output[0], node.op_type, why)
     _check_decoder(light, nodes, local, image)

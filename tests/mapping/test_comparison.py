@@ -196,7 +196,7 @@ def test_another_class_is_wrong_unless_its_score_is_as_large(map_of, classes, al
 def test_networks_of_many_shapes_are_compared(map_image, tmp_path, build, size):
     net = Network()
     build(net)
-    package.map_plan(net.save(tmp_path / "net.onnx"), [size], tmp_path / "plan", window=64, channels=1)
+    package.map_plan(net.save(tmp_path / "net.onnx"), [size], tmp_path / "plan", window=64)
     image = write(tmp_path / "image.tif", pixels(*size, bands=1, dtype="float32"))
     found = map_image(image, tmp_path / "plan", tmp_path / "out.tif")["compared"]
     assert found["parts"] >= 4

@@ -177,7 +177,7 @@ def test_a_file_of_two_bands_and_a_network_of_onnx_as_numpy_and_onnx_runtime_hav
     (tmp_path / "pixels.toml").write_text(TOML)
     plan, out = tmp_path / "plan", tmp_path / "result.npy"
     serfer(
-        *("map-plan", tmp_path / "net.onnx", "--size", "100x90", "--channels", 2, "--window", 40, "--out", plan),
+        *("map-plan", tmp_path / "net.onnx", "--size", "100x90", "--window", 40, "--out", plan),
         *("--preprocess", tmp_path / "pixels.toml"),
     ).ends(0)
     said = serfer("explain", plan).out

@@ -84,7 +84,7 @@ def check_heads(family: str) -> None:
     if family not in BEFORE_CLASSES:
         raise PlanError(
             f"a file of the family {family} keeps the best boxes of an image itself, and boxes of windows are chosen "
-            "together: export the network without that (nms=False, or end2end=False)"
+            "together: export the network without that (nms=None, ultralytics' default)"
         )
 
 

@@ -310,7 +310,6 @@ def _example_of(network: Network) -> Array | None:
 
 
 def _check_layout(graph: Graph) -> None:
-    """Refuse a module that transposes (N, H, W, C) images itself: its rows would be taken for channels."""
     readers = [node for node in graph.nodes if graph.input in graph.activations(node)]
     if graph.shape(graph.input).width <= _MOST_CHANNELS and all(
         node.kind == "Transpose" and node.attributes.get("perm") == _TO_CHANNELS_FIRST for node in readers
@@ -418,7 +417,6 @@ def _answers(graph: Graph, reduction: Reduction | None) -> str:
 
 
 def _check_batch(source: Source, sample: Array) -> Array:
-    """Return two different images, to detect a network that takes only one image or mixes them."""
     return np.concatenate([sample[:1], source.like_images(picture(sample.shape[1:])[None])])
 
 

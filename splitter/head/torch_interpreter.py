@@ -58,7 +58,6 @@ def _refused(node: Node) -> bool:
 
 
 def _padded(graph: Graph, node: Node, x: Tensor, fill: float) -> Tensor:
-    """Pad a windowed operator's map so that exactly its windows fit: the far side covers ceil mode, too."""
     amounts: list[int] = []
     for axis in (COL_AXIS, ROW_AXIS):
         taps = window(node, axis)

@@ -444,7 +444,6 @@ class _Rewrite:
         self.graph.node.extend(kept)
 
     def _forget_shapes(self) -> None:
-        """Leave out the shapes of tensors, which the number of images is part of."""
         self.changed = True
         del self.graph.value_info[:]
         for value in self.graph.output:

@@ -277,7 +277,6 @@ class StageEnumerator:
         return self._parts[key]
 
     def _signature_number(self, graph: Graph, index: int) -> int:
-        """Return a number for the node's cost signature: networks repeat their blocks, and each is costed once."""
         node = graph.nodes[index]
         tiles = graph.shapes[node.inputs[0]] if node.kind == operators.TILE_SUM else node.attributes.get("grid")
         key = index, tiles

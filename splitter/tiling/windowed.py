@@ -101,7 +101,6 @@ def pad_amounts(graph: Graph, node: Node) -> list[int]:
 
 
 def _pool(builder: OnnxBuilder, tile: TileOperator, output: str, fill: float) -> None:
-    """Append a pool; ONNX Runtime wants pads smaller than the kernel, so wider ones become a Pad of their own."""
     node, source, padding = tile.node, tile.inputs[0], tile.read.padding
     pads = _pads(padding)
     attributes: dict[str, Any] = {

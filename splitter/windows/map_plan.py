@@ -214,7 +214,6 @@ def _image(network: Network, size: _Size, step: int, known: dict[_Structure, tup
 
 
 def _structure(graph: Graph) -> _Structure:
-    """Return what graphs of two sizes have in common, unless what the network does depends on the size."""
     return tuple((node.kind, node.output, str(node.attributes)) for node in graph.nodes)
 
 

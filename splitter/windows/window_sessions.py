@@ -110,7 +110,6 @@ class WindowSessions:
             return self._session(window.tile).run(names, inputs)
 
     def _session(self, tile: int) -> _Session:
-        """Return the session of a tile, one that is open or a new one; each has all weights, so few stay open."""
         if tile not in self._sessions:
             graph = self._cut.tiles[tile].write()
             size = sum(value.nbytes for value in graph.weights.values())

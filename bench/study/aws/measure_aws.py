@@ -74,6 +74,8 @@ def plan_measurement(order: Order, settings: Settings, extent: Extent) -> Measur
     run = prepare(order, settings)
     if (store := run.bill.deployed.options.store) not in _STORES:
         raise UsageError(f"only a store in S3 is reached from here: package with --store s3 or s3express, not {store}")
+    if run.bill.deployed.driver_runs:
+        raise UsageError("the driver runs the plan itself, there is no stage to time: package with driver_runs=never")
     measurement = Measurement(order, run.plan, run.stack, run.bill, settings, extent)
     measurement.check()
     return measurement

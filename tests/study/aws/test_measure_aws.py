@@ -183,6 +183,14 @@ def test_a_file_that_cannot_be_written_and_a_store_that_is_not_reached_from_here
         plan_measurement(order_of(tmp_path, store="valkey"), Settings(), Extent())
 
 
+def test_a_driver_that_runs_the_plan_has_no_stage_to_time(tmp_path):
+    order = order_of(tmp_path)
+    template = order.build / "template.yaml"
+    template.write_text(template.read_text().replace("SERFER_WORKERS: aws", "SERFER_WORKERS: inprocess"))
+    with pytest.raises(UsageError, match="driver_runs=never"):
+        plan_measurement(order, Settings(), Extent())
+
+
 def starts(draws, tail, invoke_tail, count, floor=2.0):
     """So many starts that take a floor and two exponential times of these means."""
     return (floor + draws.exponential(invoke_tail, count) + draws.exponential(tail, count)).tolist()

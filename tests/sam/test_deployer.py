@@ -42,7 +42,7 @@ NOT_USED = {  # actions that the schemas list for properties that no template he
     "AWS::EC2::VPCEndpoint": "vpc-lattice:* vpce:AllowMultiRegion",
     "AWS::EC2::VPCGatewayAttachment": "ec2:*VpnGateway",
     "AWS::ECR::Repository": "kms:*",
-    "AWS::ElastiCache::ServerlessCache": "kms:CreateGrant",
+    "AWS::ElastiCache::ServerlessCache": "kms:CreateGrant ec2:CreateTags",  # of an endpoint: a network brings it
     "AWS::ElastiCache::UserGroup": "elasticache:ModifyReplicationGroup",
     "AWS::ElasticLoadBalancingV2::Listener": "cognito-idp:* elasticloadbalancing:ModifyListenerAttributes",
     "AWS::ElasticLoadBalancingV2::LoadBalancer": "ec2:DescribeIpamPools elasticloadbalancing:ModifyCapacityReservation "

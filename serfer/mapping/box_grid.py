@@ -48,7 +48,6 @@ def without_overlaps_by_cells(boxes: Boxes, max_iou: float) -> _Indices:
 
 
 def _decide(dropped: NDArray[np.bool_], pairs: list[tuple[_Indices, _Indices]]) -> None:
-    """Drop, in order, the boxes that a better one, which is kept, overlaps."""
     ones, others = (np.concatenate([pair[side] for pair in pairs]) if pairs else _NONE for side in (0, 1))
     order = np.argsort(ones, kind="stable")
     ones, others = ones[order], others[order]

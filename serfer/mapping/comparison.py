@@ -143,7 +143,6 @@ def _places(job: Job, windows: Windows, statistics: _Array | None) -> Sequence[R
 
 
 def _read_part(job: Job, place: Rect) -> tuple[_Array, NDArray[np.bool_] | None]:
-    """Return a part of the image as the network takes it, and which of its pixels have no data."""
     pixels, masked = job.source.read_masked(place) if job.gaps.mask else (job.source.read(place), None)
     hidden = job.gaps.missing(pixels, masked)[0] if job.gaps.possible else None
     taken = replace(job.input, bytes_as_they_are=False)  # normalised here, whatever workers do

@@ -242,7 +242,6 @@ class Engine:
         return _Input(image if task.kept is None else task.kept.batch(window, image), empty)
 
     def _looked_at(self, number: int) -> Rect:
-        """Return the pixels that a window reads or that its parts of the results cover."""
         covered = [target.covered(number, self._task.source.size) for target in self._task.targets]
         return Rect(_hull([rect.rows for rect in covered]), _hull([rect.cols for rect in covered]))
 

@@ -51,7 +51,6 @@ def read_list(path: Path) -> list[str]:
 
 
 def _images_with_names(given: str, out: str) -> Iterator[tuple[str, str]]:
-    """Yield each image that is meant, with the name of its result within `out`, its own suffix still on."""
     where = parse_place(given)
     if isinstance(where, S3Place):
         if not given.partition("?")[0].endswith("/"):

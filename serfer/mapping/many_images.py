@@ -163,7 +163,6 @@ class ManyImages:
         self.mapper.watcher.note(str(error))
 
     def _list(self, report: ManyReport) -> None:
-        """Write the names of the images that are left, one a line, or delete the list of an earlier run."""
         left = [*report.failed, *report.untried]
         if left:
             write_whole(self.retry_path, "".join(f"{name}\n" for name in left).encode())

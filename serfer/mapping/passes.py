@@ -99,7 +99,6 @@ class ImagePasses:
         return replace(task, windows=windows, targets=[target], number=number)
 
     def _add_up(self, number: int, statistics: NDArray[np.float32]) -> None:
-        """Write the statistics of a pass to their place; windows are added in their order, whenever they came."""
         maps, parts = self._files.windows.passes[number].maps, self._partial[number]
         total = StatisticsSum(maps)
         for window in range(parts.count):

@@ -182,7 +182,6 @@ def unique_labels(outputs: Sequence[str]) -> list[str]:
 
 
 def _path_with_label(out: str, label: str) -> str:
-    """Return the path of an output's file: its label stands before the suffix."""
     where = parse_place(out)
     if isinstance(where, S3Place):
         key = PurePosixPath(where.key)

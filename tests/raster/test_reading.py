@@ -154,6 +154,18 @@ def test_files_beside_an_image_change_nothing(tmp_path):
         np.testing.assert_array_equal(source.read(Rect.whole(20, 30)), values)
 
 
+@pytest.mark.parametrize(
+    ("image", "beside"), [("a.tif", "a.tfw"), ("a.jpg", "a.jgw"), ("a.png", "a.pgw"), ("a.tif", "a.tif.aux.xml")]
+)
+def test_world_file_beside_an_image_is_named_in_a_note(tmp_path, image, beside):
+    Image.fromarray(np.zeros((20, 30, 3), np.uint8)).save(tmp_path / image)
+    with open_raster(tmp_path / image) as source:
+        assert source.notes == ()
+    (tmp_path / beside).write_text("0.5\n0\n0\n-0.5\n1\n2\n")
+    with open_raster(tmp_path / image) as source:
+        assert any(beside in note for note in source.notes)
+
+
 @pytest.mark.parametrize("name", ["zip+file:x!a.tif", "a?b#c.tif", "GTIFF_DIR:2:a.tif", "ümläut \N{SNOWMAN}.tif"])
 def test_any_name_is_only_a_name(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)

@@ -99,7 +99,8 @@ class RasterSource:
         self._free: LifoQueue[Any] = LifoQueue()
         self._header = header = self._jpeg() if origin.driver == "JPEG" else self._start()
         self.size, self.bands, self.dtype = header.upright_size, header.bands, header.dtype
-        self.nodata, self.georeference, self.notes = header.nodata, header.georeference, header.notes
+        self.nodata, self.georeference = header.nodata, header.georeference
+        self.notes = (*header.notes, *(_left_beside(origin.place) if header.georeference.transform is None else ()))
         self.nodatas, self.alpha, self.pages = header.nodatas, header.alpha, header.pages
         self.white = header.samples.white
         self.masked = header.masked or header.no_colour is not None
@@ -351,6 +352,19 @@ def _file(path: Path, on_error: ExitStack) -> _Origin:
         raise InputError(f"{path} is not a file")
     driver = driver_of(start, str(path))
     return _Origin(str(path), descriptor_path(fd), driver, _file_version(status), path.absolute(), fd)
+
+
+def _left_beside(place: Path | None) -> tuple[str, ...]:
+    """Name the file beside an image that says where it lies, and is never opened (ADR 28)."""
+    suffix = place.suffix if place else ""
+    names = (f".{suffix[1:2]}{suffix[-1:]}w", f"{suffix}w", ".wld", f"{suffix}.aux.xml")
+    found = next((name for name in names if place and suffix and place.with_suffix(name).is_file()), None)
+    said = (
+        f"{place.stem}{found} beside it is not read: gdal_translate writes its georeference into a TIFF"
+        if place
+        else ""
+    )
+    return (said,) if found else ()
 
 
 def _file_version(status: os.stat_result) -> Mapping[str, int | str]:

@@ -74,7 +74,6 @@ def _write_geojson(out: TextIO, boxes: Boxes, image: BoxedImage) -> None:
 
 
 def _rings(corners: NDArray[np.float64], image: BoxedImage) -> NDArray[np.float64]:
-    """Return the corners of boxes (K, 5, 2), counterclockwise from one to itself, in the coordinates of the file."""
     left, top, right, bottom = corners.T
     points = np.stack([left, top, left, bottom, right, bottom, right, top, left, top], axis=1).reshape(-1, 5, 2)
     if image.geographic:

@@ -142,7 +142,6 @@ class Mapper:
             return report
 
     def _estimate(self, job: Job, missing: Sequence[int], left: Sequence[Sequence[int]]) -> Estimate:
-        """Return what the windows take that are missing of the map, and that are `left` of each pass."""
         passes = [(job.passes.of(number), numbers) for number, numbers in enumerate(left)]
         estimate = self.prices.estimate(job.windows, missing, job.size, job.concurrency, passes)
         return replace(

@@ -132,7 +132,6 @@ def identity_of(plan: Plan, source: RasterSource, options: MapOptions) -> dict[s
 
 
 def _partly(outcome: Outcome, options: MapOptions) -> tuple[str, ...]:
-    """Say how many pixels have the value for no data in some bands alone, which reached the network."""
     if not outcome.partly_missing or options.no_data_bands == "any":
         return ()
     note = (

@@ -132,7 +132,6 @@ class ManyImages:
         return report
 
     def _check_list(self, items: Sequence[MapItem], manifest: Manifest) -> None:
-        """Refuse a list that no map into this folder wrote: it would be replaced, or deleted."""
         images = {item.image for item in items}
         for name in read_list(self.retry_path) if self.retry_path.exists() else ():
             if name not in images and not manifest.knows(name):

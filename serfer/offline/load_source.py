@@ -100,7 +100,6 @@ def _checked_url(text: str) -> URL:
 
 
 def _get(url: URL, headers: Mapping[str, str]) -> tuple[int, bytes]:
-    """Return the status and at most _MOST_BYTES of the body; for a thread without an event loop."""
     import aiohttp  # noqa: PLC0415 - it takes 7 MB
 
     async def get() -> tuple[int, bytes]:

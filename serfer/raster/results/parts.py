@@ -246,7 +246,6 @@ class ResultParts:
         self.close()
 
     def _find(self) -> None:
-        """Verify the parts that are there; delete torn and altered ones, and what a killed process began."""
         numbers = {chunk.path.replace("/", "."): number for number, chunk in enumerate(self.array.chunks)}
         for path in sorted(self.directory.iterdir()):
             if path.name.startswith(".") and path.name.endswith(TEMPORARY):
@@ -256,7 +255,6 @@ class ResultParts:
         self.verify()
 
     def _check(self, number: int) -> None:
-        """Read a part's file; raises AlteredPieceError where it is not what was written, OSError."""
         with self.path(number).open("rb") as file:
             crc, left = 0, self.array.chunk_bytes - CRC_BYTES
             while left and (data := file.read(min(left, _BLOCK))):

@@ -97,7 +97,6 @@ def _compare(rasterio: Any, path: Path, mosaic: Mosaic, written: list[int]) -> N
 
 
 def _windows(mosaic: Mosaic) -> Iterator[tuple[Rect, Span]]:
-    """Yield the windows to write, each with its channels: all at once where their values lie beside one another."""
     channels = mosaic.array.channels
     if channels <= _PIXEL_INTERLEAVED:
         yield from ((window, Span(0, channels)) for window in mosaic.windows(channels))

@@ -39,6 +39,7 @@ from serfer.system import processors
 _PREFIX = "SERFER_"
 _FILE = Path("serfer.toml")  # of the working directory
 _FILE_VARIABLE = "SERFER_CONFIG"
+_CODE = re.compile(r"(route|keep_warm|selector)=[\w.]+:[A-Za-z_]\w*(:|$)|.*\.py(:|$)")  # which an operator names alone
 _left_out: Final[set[str]] = set()
 # Kubernetes sets these in every container next to a service that is called serfer.
 _SERVICE_LINK = re.compile(r"SERFER_(SERVICE_(HOST|PORT\w*)|PORT_\d+_(TCP|UDP|SCTP)\w*)")
@@ -383,7 +384,6 @@ def access_setting(access: Access) -> SecretStr:
 
 
 def _text(name: str, path: Path) -> str:
-    """Read a file of settings; raises InputError that says which setting named it."""
     try:
         return read_text(path, _MOST_BYTES)
     except InputError as error:
@@ -494,6 +494,8 @@ def _refuse_password(path: Path | None, key: str, value: object, prefix: str) ->
     texts = [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
     if any(redact(text) != text for text in texts):
         raise InputError(f"{path}: {key} has a password, which belongs in the variable {prefix}{key.upper()} alone")
+    if not os.environ.get(_FILE_VARIABLE) and any(_CODE.match(f"{key}={text}") for text in texts):
+        raise InputError(f"{path}: {key} names code: give it as an option, or name the file with --config {path}")
 
 
 def leave_out(keys: Iterable[str]) -> None:

@@ -133,6 +133,8 @@ class TestFile:
             ('store = "redis://:pw@host:1"', "^serfer.toml: store has a password, .* the variable SERFER_STORE alone$"),
             ("port = -1", "^serfer.toml: port: "),
             ("port = ", "^serfer.toml: not TOML: "),
+            ('route = "theirs.py:Policy"', "^serfer.toml: route names code: .* --config"),
+            ('keep_warm = "os:system"', "^serfer.toml: keep_warm names code: "),
             ("allow_hosts = [1]", "^serfer.toml: allow_hosts: .*a list of names"),
             ("allow_hosts = 1", "^serfer.toml: allow_hosts: .*a list of names"),
         ],
@@ -141,6 +143,23 @@ class TestFile:
         (tmp_path / "serfer.toml").write_text(content)
         with pytest.raises(InputError, match=words):
             load_settings()
+
+
+def test_route_of_a_found_file_is_a_name_and_of_a_named_one_may_be_code(monkeypatch, tmp_path):
+    for route in ("mark", "break_even:horizon_s=60"):
+        (tmp_path / "serfer.toml").write_text(f'route = "{route}"')
+        assert load_settings().route == route
+    (tmp_path / "serfer.toml").write_text('route = "mine.py:Policy"')
+    monkeypatch.setenv("SERFER_CONFIG", "serfer.toml")
+    assert load_settings().route == "mine.py:Policy"
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("text", ["x = " + "9" * 5000, "x = " + "[" * 20_000, f"lambda.price_request = {10**400}"])
+def test_aws_file_without_end_is_an_input_error(tmp_path, text):
+    (tmp_path / "aws.toml").write_text(text)
+    with pytest.raises(InputError):
+        Settings(aws_file=tmp_path / "aws.toml").facts()
 
 
 def test_variables_of_a_kubernetes_service_called_serfer_are_not_settings(monkeypatch):

@@ -42,7 +42,7 @@ class Directory:
         self._root = root
         self._clock = clock
         with self.reached():
-            root.mkdir(parents=True, exist_ok=True)
+            root.mkdir(0o700, parents=True, exist_ok=True)
             # The lock is looked for last: another process that opens it now makes the lock before anything else.
             if any(root.iterdir()) and not (root / _LOCK).exists():
                 raise UsageError(f"{root} is not empty and not a file store: give an empty or a new directory")
@@ -72,7 +72,7 @@ class Directory:
     @contextlib.contextmanager
     def lock(self, kind: int) -> Iterator[None]:
         """Hold ROOT/#lock, so that nothing expired is removed just as a fresh value takes its name."""
-        file = os.open(self._root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        file = os.open(self._root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(file, kind)
             yield

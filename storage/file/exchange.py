@@ -84,7 +84,7 @@ class FileExchange(Exchange):
             with self._directory.lock(fcntl.LOCK_SH):
                 for inbox, appended in values.items():
                     path = self._directory.inbox(inbox)
-                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.parent.mkdir(0o700, parents=True, exist_ok=True)
                     append(path, appended, now_ns, now_ns + int(ttl * NS))
 
     def receive(self, inbox: str, after: str, timeout_s: float) -> list[Received]:
@@ -98,7 +98,7 @@ class FileExchange(Exchange):
             with self._borrow_watch() as watch:
                 while True:
                     with self._directory.lock(fcntl.LOCK_SH):  # no sweep removes the directory before it is watched
-                        path.parent.mkdir(parents=True, exist_ok=True)
+                        path.parent.mkdir(0o700, parents=True, exist_ok=True)
                         watch.start(path.parent)
                     found = read(path, after, self._directory.now_ns())
                     left_s = deadline - time.monotonic()

@@ -77,7 +77,7 @@ def pread(file: int, length: int, start: int) -> bytes:
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[int]:
     while True:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
             if os.fstat(file).st_nlink:  # it was not deleted before it was locked

@@ -74,7 +74,9 @@ class FileStore(Store):
         with self._directory.reached():
             self._directory.sweep_if_due()
             try:
-                with aside.open("xb") as file:
+                with os.fdopen(
+                    os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb"
+                ) as file:
                     file.write(flat(value))
                 expiry = self._directory.now_ns() + int(ttl * NS)
                 os.utime(aside, ns=(expiry, expiry))
@@ -85,7 +87,7 @@ class FileStore(Store):
     def _rename_locked(self, aside: Path, key: str) -> None:
         path = self._directory.value(key)
         if path.parent != aside.parent:  # the key is long
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(0o700, parents=True, exist_ok=True)
         aside.replace(path)
 
     def _read(self, span: Range) -> bytes:

@@ -93,6 +93,17 @@ class TestFile(StoreContract, CoordinationContract, ExchangeContract):
         store.put("new", b"x", 60)
         assert names(tmp_path / "store") == ["#lock", "kept=", "new="]
 
+    @pytest.mark.who_may
+    def test_only_its_owner_may_read_it_and_a_given_directory_keeps_its_mode(self, store, exchange, tmp_path):
+        store.put("x" * 300, b"x", 60)
+        exchange.send([Message("y" * 300, b"x")], 60)
+        modes = {path.is_dir(): path.stat().st_mode & 0o777 for path in [*(tmp_path / "store").rglob("*")]}
+        assert modes == {False: 0o600, True: 0o700}
+        assert (tmp_path / "store").stat().st_mode & 0o777 == 0o700
+        (tmp_path / "given").mkdir(0o750)
+        FileStore(tmp_path / "given")
+        assert (tmp_path / "given").stat().st_mode & 0o777 == 0o750
+
     @pytest.mark.killed
     def test_sweep_removes_a_killed_writers_files(self, clock, tmp_path):
         FileStore(tmp_path, clock)

@@ -197,7 +197,7 @@ def parse_aws(text: str, base: AwsFacts | None = None) -> AwsFacts:
     """
     try:
         document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also of numbers and nesting without end
         raise InputError(f"{_NAME} is not TOML: {error}") from error
     if unknown := sorted(set(document) - set(_TABLES)):
         raise InputError(f"{_NAME} has unknown {', '.join(unknown)}; known are {', '.join(_TABLES)}")

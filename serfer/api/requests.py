@@ -50,7 +50,7 @@ def query_of(request: Request, model: str, allowed_s: float) -> ServiceQuery:
     """Return what a request asks of a model, to be answered within so many seconds of its arrival."""
     state = request.state
     record = CURRENT.get()
-    context = RequestContext(getattr(state, "request_id", ""), **({"failed": record.failed} if record else {}))
+    context = RequestContext(getattr(state, "request_id", ""), failed=record.failed if record else str)
     state.deadline = (getattr(state, "arrived", None) or time.monotonic()) + allowed_s
     return ServiceQuery(model, state.deadline, allowed_s, context, client_of(request))
 

@@ -90,7 +90,7 @@ class TestRequestLines:
         """Of 84 queries of a full Redis the log said no more than that there was no answer by the deadline."""
         why = "the store at 10.0.0.1 is full"
         monkeypatch.setattr(MemoryStore, refused, Mock(side_effect=StoreUnavailableError(why)))
-        answer = http.post("/v1/classify?deadline_ms=300", content=png(), headers=PNG)
+        answer = http.post("/v1/classify?deadline_ms=3000", content=png(), headers=PNG)
         [line] = requests_in(lines)
         assert (answer.status_code, line["status"], line["error"]) == (504, 504, "DeadlineError")
         assert why in line["failure"]

@@ -46,7 +46,6 @@ def lies_inside(place: str, around: str) -> bool:
 
 
 def _parts(url: str) -> list[str]:
-    """Return scheme, bucket or root, and path of a directory or a URL, part by part."""
     if "://" not in url:
         url = f"file://{Path(url).expanduser().absolute()}"
     split = urlsplit(url)

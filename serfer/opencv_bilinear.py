@@ -75,7 +75,6 @@ def _with_channels(taps: _Taps, pixels: _Bytes) -> tuple[_Indices, NDArray[np.in
 
 
 def _mixed(flat: _Bytes, down: _Taps, across: tuple[_Indices, NDArray[np.int32]]) -> NDArray[np.int32]:
-    """Return the rows and columns that have these taps, of rows (H, W * C)."""
     (upper, weights), (places, shares) = down, across
     rows, row_places = np.unique(np.stack([upper, upper + 1]).clip(0, len(flat) - 1), return_inverse=True)
     chosen = flat[rows]

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from serfer import images, opencv_bilinear
+from serfer.api.http.problems import Problem
+from serfer.api.http.uploads import check_format
 from serfer.core.errors import ImageError, ImageTooLargeError, PlanError
 from serfer.core.plan import ImageLimits, Pad, Preprocess, Shape
 from serfer.core.plan.pixels import normalise
@@ -380,6 +382,13 @@ class TestRefused:
     )
     def test_unknown_image_formats_are_refused(self, data):
         self.refused(data, "not an image of a known format|cannot be decoded")
+
+    @pytest.mark.parametrize("kind", ["heic", "AVIF"])
+    def test_heic_and_avif_are_refused_with_what_to_give(self, kind):
+        data = encode(quadrants(), kind) if kind == "AVIF" else b"\0\0\0\x18ftypheic\0\0\0\0mif1heic"
+        self.refused(data, "HEIC or AVIF, give a JPEG")
+        with pytest.raises(Problem, match="HEIC or AVIF, give a JPEG"):
+            check_format("picture", data)
 
     def test_nothing_and_more_than_the_limits(self):
         self.refused(b"", "is empty")

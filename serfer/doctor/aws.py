@@ -186,7 +186,6 @@ def _region(build: Build | None, given: str | None) -> tuple[Session | None, Che
 
 
 def _exists(options: Options, facts: AwsFacts) -> Check:
-    """Check whether the region has what is chosen, by botocore's own tables."""
     try:
         check_region(options, facts)
     except SerferError as error:
@@ -276,7 +275,6 @@ def _concurrency(account: Account, build: Build | None) -> Check:
 
 
 def _planning(cache: Path) -> _Look:
-    """Return the look that keeps what the account has for plans to come."""
 
     @_checked("planning", _MORE)
     def look(account: Account, _build: Build | None) -> Check:
@@ -361,7 +359,6 @@ _STUCK = frozenset({"ROLLBACK_COMPLETE", "DELETE_FAILED", "UPDATE_ROLLBACK_FAILE
 
 
 def _stack(settings: StackSettings, deployment: Deployment) -> _Look:
-    """Return a look at whether a stack's name is free, or its stack ours and fit to be updated."""
     name, label = settings.stack, f"stack {settings.stack}"
 
     @_checked(label, "give the deployment another --name")
@@ -445,7 +442,6 @@ _QUOTAS = (
 
 
 def _quota(quota: _Quota, needed: int) -> _Look:
-    """Return a look at whether there is room for what the build makes of something."""
 
     @_checked(quota.label, _MORE)
     def look(account: Account, _build: Build | None) -> Check:
@@ -493,7 +489,6 @@ _GPU_QUOTAS = {  # of vCPUs (K)
 
 @_checked("GPU quota", f"{_MORE}: Running On-Demand G and VT instances; or package with a smaller gpu_max")
 def _gpus(account: Account, build: Build | None) -> Check:
-    """Check whether the account may run as many instances as the pool may have; others that run count as well."""
     return _gpu_check("GPU quota", account, build)
 
 

@@ -185,7 +185,6 @@ def _function_package(settings: Settings) -> Check:
 
 
 def _profiles(settings: Settings) -> Check:
-    """Check on which machine the operator profiles behind the predictions were measured."""
     remedy = "write it again with serfer study profile --out FILE, or unset SERFER_PROFILES_FILE for those that ship"
     try:
         profiles = settings.profiles()

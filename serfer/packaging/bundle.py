@@ -139,7 +139,6 @@ def _stamp(sources: Sequence[tuple[str, Path]]) -> str:
 
 
 def _required(plugin: str) -> set[str]:
-    """Return a distribution and all that it requires here, without what every package has."""
     required: set[str] = set()
     waiting = [plugin]
     while waiting:

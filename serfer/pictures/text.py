@@ -96,7 +96,6 @@ def _grid(number: int, plan: Plan) -> list[str]:
 
 
 def _handed_on(plan: Plan, number: int, margin: _Margin) -> list[str]:
-    """Return the lines between a stage and the next: what it writes, and where that goes."""
     if number == len(plan.stages) - 1:
         return [f"{margin.beside()}  │", f"{margin.beside()}  {plan.output} values, {plan.activation}"]
     following = plan.stages[number + 1]

@@ -24,6 +24,7 @@ from starlette.requests import Request
 from serfer.api.http.body import ApiLimits, read_body
 from serfer.api.http.problems import Problem
 from serfer.api.http.validation import Body, first_fault, shown
+from serfer.images import heif_advice
 
 FORM, JSON = "multipart/form-data", "application/json"
 RAW: Final = ("image/jpeg", "image/png", "image/gif", "image/webp", "image/bmp", "image/tiff")
@@ -254,7 +255,7 @@ def check_format(name: str, data: bytes) -> None:
     elif data.startswith(_OTHERS) or (data.startswith(b"RIFF") and data[8:12] == b"WEBP"):
         return
     else:
-        raise Problem(415, f"{name} is not an image of a known format: {FORMATS} are accepted")
+        raise Problem(415, f"{name} is not an image of a known format: {FORMATS} are accepted{heif_advice(data)}")
     pieces = Counter(islice(read, MOST_PIECES + 1))
     if pieces.total() > MOST_PIECES or pieces["scan"] > MOST_SCANS:
         raise Problem(

@@ -1,7 +1,7 @@
 """PNG and JPEG, which can only be decoded from their beginning: once, by strips, into a temporary file.
 
 JPEG of up to `max_whole_pixels` is decoded whole by Pillow, as everywhere in SerFer: GDAL enlarges subsampled colours
-in another way, which changes pixels of photographs by up to 70 at edges. Pillow needs four bytes a pixel, so that
+in another way, which changes pixels of photographs by up to 77 at edges. Pillow needs four bytes a pixel, so that
 larger ones are decoded by GDAL, by strips, and a note says so. PNG is decoded by GDAL, for Pillow reduces colours of 16
 bits to 8.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from serfer.core.costs.account import NEW, AccountQuotas
 from serfer.core.costs.aws import AwsFacts, shipped_aws
+from serfer.core.costs.cold_starts import COLD_SHARE
 from serfer.core.costs.operator_costs import Profiles
 from serfer.core.errors import PlanWarning, UsageError
 from serfer.core.options import changed, with_values
@@ -68,6 +70,7 @@ def whole_plan(  # noqa: PLR0913 - what a user may choose, each with a default
     facts = facts or shipped_aws()
     facts.stores(options.store)  # refuses an unknown store
     budget = Budget.of(options, account_of(account, facts), facts, DEPENDENCY_ALLOWANCE, profiles)
+    budget = replace(budget, cold_share=COLD_SHARE)
     with named_extras():
         from serfer.splitter.build import Network, whole  # noqa: PLC0415 - imports onnx, over a second
 

@@ -88,8 +88,7 @@ class LoopThread:
 
     @property
     def forked(self) -> bool:
-        """Whether this process is a fork of the loop's: no thread runs the loop here, and workers are the parent's."""
-        return os.getpid() != self._process
+        return os.getpid() != self._process  # no thread runs the loop here, and workers are the parent's
 
     def check_process(self) -> None:
         if self.forked:

@@ -138,5 +138,5 @@ def _print_checks(checks: Sequence[Check]) -> None:
     for check in checks:
         mark = "[green]ok     [/]" if check.ok else "[red]MISSING[/]"
         out.print(f"{mark}  {plain(check.name):<22} {plain(check.found)}")
-        if not check.ok:
+        if not check.ok or "(optional)" in check.found:
             out.print(f"         {plain(check.remedy)}")

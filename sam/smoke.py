@@ -20,13 +20,7 @@ from PIL import Image
 
 from serfer.client.sync_client import Client
 from serfer.core.costs.cost_model import HOURS_A_MONTH
-from serfer.core.errors import (
-    KeyRefusedError,
-    QueryError,
-    UnavailableError,
-    UsageError,
-    WrongAnswerError,
-)
+from serfer.core.errors import KeyRefusedError, QueryError, UnavailableError, UsageError, WrongAnswerError
 from serfer.core.plan import Plan
 from serfer.core.retry import Backoff, RetryPolicy, retry
 from serfer.sam.cost.bill import Bill, price_build

@@ -22,13 +22,7 @@ from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from serfer.splitter.network.description import Description
 from serfer.splitter.network.named_models import NamedModel
 from serfer.splitter.plan_dir.output_directory import place_for
-from serfer.splitter.planning.split_options import (
-    Budget,
-    FunctionOptions,
-    SplitOptions,
-    account_of,
-    places_of,
-)
+from serfer.splitter.planning.split_options import Budget, FunctionOptions, SplitOptions, account_of, places_of
 
 _RGB = 3  # channels, where a file does not say
 

@@ -18,15 +18,7 @@ from serfer.core.plan import Plan
 from serfer.core.plan.window_plan import priced_query
 from serfer.sam.cost.driver_runs import decide
 from serfer.sam.cost.fixed import SECONDS_A_MONTH, fixed_costs
-from serfer.sam.cost.marginal import (
-    Deployed,
-    Usage,
-    fewest_drivers,
-    mixed,
-    ping_lines,
-    query_usage,
-    registry_lines,
-)
+from serfer.sam.cost.marginal import Deployed, Usage, fewest_drivers, mixed, ping_lines, query_usage, registry_lines
 from serfer.sam.deployment import load_deployment, load_packaged_cold, load_packaged_plan, load_template
 from serfer.sam.options import TEMPLATE, Options
 from serfer.sam.template.intrinsics import ApiLimits, check_parameters, resources

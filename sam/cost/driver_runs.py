@@ -108,10 +108,7 @@ def _against(plan: Plan, options: Options, facts: AwsFacts, unzipped: int) -> st
         ),
         (options.applications is not None, "--app has a driver invoke the functions of several variants"),
         (unused != "", f"{unused} is of the plan's function, which a driver that runs the plan does not invoke"),
-        (
-            options.in_cache,
-            f"--store {options.store} would be paid for and not used: package with --store s3",
-        ),
+        (options.in_cache, f"--store {options.store} would be paid for and not used: package with --store s3"),
         (
             memory_mb > facts.functions.memory_max,
             f"driver and plan need {memory_mb:,} MB together, Lambda has {facts.functions.memory_max:,}",

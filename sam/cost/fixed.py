@@ -34,10 +34,7 @@ class _Stack:
 
 
 def fixed_costs(
-    template: Mapping[str, Any],
-    facts: AwsFacts,
-    parameters: Mapping[str, Any] | None = None,
-    region: str = "us-east-1",
+    template: Mapping[str, Any], facts: AwsFacts, parameters: Mapping[str, Any] | None = None, region: str = "us-east-1"
 ) -> list[Line]:
     """Price what a template's resources cost a month in which no query comes, equal items together.
 

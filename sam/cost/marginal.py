@@ -230,11 +230,7 @@ def _steps(deployed: Deployed) -> list[_Step]:
     if deployed.options.by_state_machine:
         first = steps[0].load
         load = replace(
-            first,
-            bytes_read=first.carried_in,
-            ranges=np.ones(first.tasks),
-            carried_in=np.zeros(first.tasks),
-            crops=0.0,
+            first, bytes_read=first.carried_in, ranges=np.ones(first.tasks), carried_in=np.zeros(first.tasks), crops=0.0
         )
         steps[0] = replace(steps[0], load=load)
     return steps

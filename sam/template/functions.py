@@ -129,10 +129,7 @@ def _function(
 
 
 def vpc(group: str) -> Part:
-    return {
-        "SecurityGroupIds": [{"Ref": group}],
-        "SubnetIds": [{"Ref": "PrivateSubnetA"}, {"Ref": "PrivateSubnetB"}],
-    }
+    return {"SecurityGroupIds": [{"Ref": group}], "SubnetIds": [{"Ref": "PrivateSubnetA"}, {"Ref": "PrivateSubnetB"}]}
 
 
 def _stages(plan: Plan, stage: int) -> str:

@@ -16,16 +16,7 @@ from serfer.control.selection import FUNCTIONS, Catalogue, States, StateTracker,
 from serfer.control.selection.scaling.demand import Demanding, NetworkDemand
 from serfer.control.selection.scaling.demand import total as total_demand
 from serfer.core.errors import UnavailableError
-from serfer.core.variants import (
-    NO_OBJECTIVES,
-    Application,
-    Canary,
-    Objectives,
-    Place,
-    Release,
-    Variant,
-    VariantState,
-)
+from serfer.core.variants import NO_OBJECTIVES, Application, Canary, Objectives, Place, Release, Variant, VariantState
 from serfer.registry import Latest
 
 _MINUTE = 60  # looks, one a second

@@ -80,12 +80,7 @@ def serve(options: ServeCommand, context: typer.Context) -> None:
 
 
 def _serve_alone(
-    address: Address,
-    models: Mapping[str, Path],
-    opening: Opening,
-    settings: Settings,
-    *,
-    as_json: bool,
+    address: Address, models: Mapping[str, Path], opening: Opening, settings: Settings, *, as_json: bool
 ) -> None:
     if not opening.choices.driver.startswith("stepfunctions"):  # a state machine starts as many tasks as it likes
         share = settings.local_share(least=least_concurrency(models.values(), settings))

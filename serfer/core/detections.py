@@ -144,14 +144,7 @@ def _selected(_head: DetectionHead, values: Sequence[Array], _size: tuple[int, i
     return Boxes(corners[places].astype(np.float64), scores[classes, places].astype(np.float64), classes)
 
 
-_DECODERS = {
-    YOLOV5: _yolov5,
-    YOLOV8: _yolov8,
-    YOLOX: _yolox,
-    END2END: _end2end,
-    NMS: _nms,
-    SELECTED: _selected,
-}
+_DECODERS = {YOLOV5: _yolov5, YOLOV8: _yolov8, YOLOX: _yolox, END2END: _end2end, NMS: _nms, SELECTED: _selected}
 
 
 def has_columns_first(family: str, dims: Sequence[int], size: tuple[int, int]) -> bool:

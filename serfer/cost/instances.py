@@ -7,10 +7,7 @@ from typing import Final
 
 from serfer.control.scenario import InstanceType, LambdaTarget, Scenario
 from serfer.core.costs.aws import AwsFacts
-from serfer.core.costs.cost_model import (
-    TASK_SECONDS,
-    plan_load,
-)
+from serfer.core.costs.cost_model import TASK_SECONDS, plan_load
 from serfer.core.costs.vcpus import compute_seconds
 from serfer.core.errors import UsageError
 from serfer.core.plan import Plan

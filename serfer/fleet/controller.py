@@ -21,14 +21,7 @@ from functools import partial
 from threading import Lock
 from typing import Final
 
-from serfer.control.policy import (
-    InstanceGroup,
-    InstanceState,
-    Interruption,
-    Observation,
-    ProvisioningPlan,
-    paid_for,
-)
+from serfer.control.policy import InstanceGroup, InstanceState, Interruption, Observation, ProvisioningPlan, paid_for
 from serfer.control.scenario import S_PER_HOUR, Scenario
 from serfer.drivers.instance.client import InstanceClient
 from serfer.fleet.control_loop import PERIOD_S, FleetLoop, Timing

@@ -97,10 +97,7 @@ class Routing:
 
 
 def choose_routing(
-    route: str,
-    instances: str | None,
-    scenario: Path | None,
-    max_usd_per_hour: float | None,
+    route: str, instances: str | None, scenario: Path | None, max_usd_per_hour: float | None
 ) -> Routing | None:
     """Return what was chosen, None for functions alone.
 

@@ -217,10 +217,7 @@ class DriverRegistry(ABC, Generic[L]):
         return read
 
     def _change(
-        self,
-        step: Callable[[Record[L]], Record[L] | None],
-        known: Entry | None = UNREAD,
-        attempts: int = _ATTEMPTS,
+        self, step: Callable[[Record[L]], Record[L] | None], known: Entry | None = UNREAD, attempts: int = _ATTEMPTS
     ) -> Entry | None:
         def changed(value: bytes | None) -> bytes | None:
             record = step(Record() if value is None else self._decoded(value))

@@ -195,11 +195,7 @@ class Mapper:
             if missing:
                 outcome = passes.run(self._task(job, parts), missing, watch)
         report = job.report(outcome, resumed, time.monotonic() - started, self.spending.spent - before, estimate)
-        report = replace(
-            report,
-            paused_s=self.gate.paused_s - paused_s,
-            usd_ratio=self._ratio(measured, predicted),
-        )
+        report = replace(report, paused_s=self.gate.paused_s - paused_s, usd_ratio=self._ratio(measured, predicted))
         if not report.results:
             raise IncompleteMapError(what_is_left(report, job), report)
         job.source.check_unchanged()

@@ -69,8 +69,7 @@ class MapOptions(YieldOptions, PipelineOptions):
         None, "The folder where finished windows are kept until the result is written; by default OUT.parts."
     )
     check: bool = option(
-        True,
-        "Before the result is written, compare it with the network, run in one piece on parts of the image.",
+        True, "Before the result is written, compare it with the network, run in one piece on parts of the image."
     )
     work: str | None = option(
         None, "The folder of maps that passes over an image keep for later ones; by default beside the parts."

@@ -31,16 +31,7 @@ from serfer.images import DecodedImage, Recipe, decode_image, read_image, stacke
 from serfer.pipeline.event_loop import LoopThread, never_free_in_forks
 from serfer.pipeline.health import FunctionGauge, Health, Probe
 from serfer.pipeline.plan_choice import OnePlan, TwoPlans
-from serfer.pipeline.query import (
-    NamedImage,
-    Query,
-    Wanted,
-    check_batch,
-    cut_crops,
-    plan_for,
-    preprocess_of,
-    size_of,
-)
+from serfer.pipeline.query import NamedImage, Query, Wanted, check_batch, cut_crops, plan_for, preprocess_of, size_of
 from serfer.pipeline.result import Result, from_cache, from_functions, from_instance, with_counts
 from serfer.pipeline.result_cache import Keeper, ResultCache
 from serfer.pipeline.warm import HOLD_S, Warmer, Warmth, warm

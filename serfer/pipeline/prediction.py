@@ -16,16 +16,7 @@ from serfer.core.detections import detected
 from serfer.core.errors import InputError
 from serfer.core.plan import ACTIVATIONS, OutputTensor, Plan
 from serfer.core.plan.detection import DetectionHead
-from serfer.core.report import (
-    BOXES,
-    CLASSES,
-    MAP,
-    VECTOR,
-    DetectedObject,
-    ImageAnswer,
-    PredictedImage,
-    PredictedOutput,
-)
+from serfer.core.report import BOXES, CLASSES, MAP, VECTOR, DetectedObject, ImageAnswer, PredictedImage, PredictedOutput
 from serfer.pipeline.query import NamedImage, Wanted, preprocess_of
 from serfer.pipeline.report import best_classes
 

@@ -104,9 +104,7 @@ def measure(job: InstanceJob, clock: Callable[[], float] = time.perf_counter) ->
 
 
 def timed(
-    batches: Mapping[int, NDArray[np.float32]],
-    run: Callable[[NDArray[np.float32]], object],
-    clock: Callable[[], float],
+    batches: Mapping[int, NDArray[np.float32]], run: Callable[[NDArray[np.float32]], object], clock: Callable[[], float]
 ) -> dict[int, list[float]]:
     """Return the seconds of batches by size: each at least thrice, then in turns while the budget lasts."""
     times: dict[int, list[float]] = {size: [] for size in batches}

@@ -193,11 +193,7 @@ def local_store(parts: AsyncExitStack) -> str:
 
 
 async def local_workers(
-    plans: Sequence[tuple[Plan, Path]],
-    store: str,
-    choices: Choices,
-    settings: Settings,
-    parts: AsyncExitStack,
+    plans: Sequence[tuple[Plan, Path]], store: str, choices: Choices, settings: Settings, parts: AsyncExitStack
 ) -> tuple[LambdaService | None, LocalLambda]:
     """Return the local Lambda service and where it is: one of our own, unless SERFER_LOCAL_URL names one that runs."""
     if settings.local_url:
@@ -229,11 +225,7 @@ def local_machine(plan: Plan, kind: str, at: LocalLambda) -> tuple[StepFunctions
     """Start a Step Functions service with the plan's state machine, and return it with a client of it."""
     functions = local_functions(plan)
     definition = compile_plan(
-        plan,
-        functions,
-        express=kind == "express",
-        task_timeout_s=TASK_TIMEOUT_S,
-        timeout_s=_EXECUTION_S[kind],
+        plan, functions, express=kind == "express", task_timeout_s=TASK_TIMEOUT_S, timeout_s=_EXECUTION_S[kind]
     )
     names = dict.fromkeys(itertools.chain(*functions))  # the stages of a gang have one function
     server = StepFunctionsServer(kind, names, at.url, definition, at.access)

@@ -206,11 +206,7 @@ async def open_on(
 
 
 def _read(
-    directory: Path | str,
-    choices: Choices,
-    settings: Settings,
-    deployment: Deployment | None,
-    routing: Routing | None,
+    directory: Path | str, choices: Choices, settings: Settings, deployment: Deployment | None, routing: Routing | None
 ) -> _Opening:
     choices.check()
     path = Path(directory)

@@ -228,10 +228,7 @@ def _pad(table: dict[str, Any]) -> Pad | None:
     for other in ("resize", "crop"):
         if other in table:
             raise PlanError(f"an image is either padded or cropped: leave {other} or pad out")
-    return Pad(
-        structure(str, table["pad"], "pad"),
-        structure(int, table.get("pad_value", _GREY), "pad_value"),
-    )
+    return Pad(structure(str, table["pad"], "pad"), structure(int, table.get("pad_value", _GREY), "pad_value"))
 
 
 def _limit(table: dict[str, Any]) -> SideLimit | None:

@@ -81,11 +81,7 @@ class BoxOptions:
         if not found:
             raise ModelError(_unknown(self.family, tensors))
         head = with_classes(found[0], tensors, shape, labels)
-        given: dict[str, Any] = {
-            "min_score": self.min_score,
-            "max_iou": self.max_iou,
-            "max_boxes": self.max_boxes,
-        }
+        given: dict[str, Any] = {"min_score": self.min_score, "max_iou": self.max_iou, "max_boxes": self.max_boxes}
         try:
             return replace(head, **{name: value for name, value in given.items() if value is not None})
         except PlanError as error:

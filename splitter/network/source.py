@@ -206,12 +206,7 @@ def _from_library(model: NamedModel, example: Array | None, *, any_size: Size | 
     if example is None:
         example = np.random.default_rng(0).standard_normal((1, *network.shape), dtype=np.float32)
     source, example = _from_module(network.module, example, network.name, network.weights, any_size=any_size)
-    described = replace(
-        source,
-        preprocess=network.preprocess,
-        labels=network.labels,
-        activation=network.activation,
-    )
+    described = replace(source, preprocess=network.preprocess, labels=network.labels, activation=network.activation)
     return described, example
 
 

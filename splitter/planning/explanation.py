@@ -146,11 +146,7 @@ def unsplit_alternatives(graph: Graph, budget: Budget, storage: WeightStorage) -
 
 
 def explain_choice(
-    options: SplitOptions,
-    chosen: Alternative,
-    others: Sequence[Alternative],
-    budget: Budget,
-    constraints: Constraints,
+    options: SplitOptions, chosen: Alternative, others: Sequence[Alternative], budget: Budget, constraints: Constraints
 ) -> str:
     """Return a paragraph: the plan's objective and constraints, its alternatives, and the source of predictions.
 
@@ -249,8 +245,7 @@ def describe(chain: Chain) -> str:
         return f"one function of {steps[0][0].memory_mb} MB{_weights(steps[0][0].half, steps[0][0].weights_in)}"
     parts = []
     for (grid, memory, stages, half, place), group in groupby(
-        steps,
-        key=lambda step: (step[0].grid, step[0].memory_mb, len(step), step[0].half, step[0].weights_in),
+        steps, key=lambda step: (step[0].grid, step[0].memory_mb, len(step), step[0].half, step[0].weights_in)
     ):
         count = len(list(group))
         what = f"{grid}{f' ({count} stages)' if count > 1 else ''}"

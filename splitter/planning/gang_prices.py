@@ -221,10 +221,7 @@ class GangPrices:
         return np.array([np.zeros(len(memory)) if usd is None else usd for usd in priced])
 
     def _unbeaten_ends(
-        self,
-        ends: Sequence[_GangEnd],
-        least: Sequence[Floats],
-        singles: Sequence[Edge | None],
+        self, ends: Sequence[_GangEnd], least: Sequence[Floats], singles: Sequence[Edge | None]
     ) -> NDArray[np.int64]:
         """Return the numbers of the ends whose gang may be of use, by bounds on what any gang to them takes.
 
@@ -357,9 +354,7 @@ def unbeaten(gangs: Sequence[Edge], rivals: Sequence[Edge]) -> Iterator[tuple[in
         gang = edge.stage
         if rows and isinstance(gang, CandidateGang):
             fewer = replace(
-                gang,
-                sizes=tuple(gang.sizes[row] for row in rows),
-                memory_mb=tuple(gang.memory_mb[row] for row in rows),
+                gang, sizes=tuple(gang.sizes[row] for row in rows), memory_mb=tuple(gang.memory_mb[row] for row in rows)
             )
             cold_usd = None if edge.cold_usd is None else edge.cold_usd[rows]
             seconds, usd = edge.seconds[rows], edge.usd[rows]

@@ -108,11 +108,7 @@ def gangs_of(chain: Chain) -> tuple[range, ...]:
 
 
 def gangs_of_runs(
-    graph: Graph,
-    choices: Sequence[Choice],
-    budget: Budget,
-    half: Container[str] = (),
-    places: Sequence[str] = (ZIP,),
+    graph: Graph, choices: Sequence[Choice], budget: Budget, half: Container[str] = (), places: Sequence[str] = (ZIP,)
 ) -> tuple[list[Choice], tuple[range, ...]]:
     """Return every maximal run of stages that can be a gang, from the first stage on, and the stages with its memory.
 

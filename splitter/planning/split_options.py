@@ -103,8 +103,7 @@ class SplitOptions(FunctionOptions):
     max_cost_usd: float | None = option(None, "Dollars that a query may cost, as predicted, cold ones in their share.")
     max_tiles: int | None = option(None, "Tasks that a stage may have at most.", least=1)
     precision: Literal["auto", "fp32", "fp16"] = option(
-        "auto",
-        "Storage of weights: fp32, fp16, or auto (fp16 where max_loss allows it, or a stage would not fit).",
+        "auto", "Storage of weights: fp32, fp16, or auto (fp16 where max_loss allows it, or a stage would not fit)."
     )
     max_loss: float | None = option(
         None,

@@ -197,13 +197,7 @@ class StageEnumerator:
         return walks
 
     def _walk(
-        self,
-        graph: Graph,
-        able: Sequence[bool],
-        cut: Cut,
-        targets: frozenset[str],
-        grid: Grid,
-        starts: Collection[int],
+        self, graph: Graph, able: Sequence[bool], cut: Cut, targets: frozenset[str], grid: Grid, starts: Collection[int]
     ) -> Iterator[StageWork]:
         rows = self._axis(graph, cut, targets, ROW_AXIS, grid)
         cols = self._axis(graph, cut, targets, COL_AXIS, grid)
@@ -295,13 +289,7 @@ class StageEnumerator:
             readers = tuple(self._signature_number(graph, reader) for reader in views.readers)
             alike = (layout_signature(graph, views.tensor), readers)
             self._known_signatures[known] = self._number(alike)
-        key = (
-            self._known_signatures[known],
-            views.is_input,
-            views.is_output,
-            id(views.rows),
-            id(views.cols),
-        )
+        key = (self._known_signatures[known], views.is_input, views.is_output, id(views.rows), id(views.cols))
         if key not in self._known_layout_costs:
             tiles = product(views.rows, views.cols)
             self._known_layout_costs[key] = np.array(

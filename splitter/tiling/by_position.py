@@ -147,12 +147,7 @@ def _growths(node: Node, axis: int) -> tuple[Fraction, Fraction]:
 
 
 def _resized(
-    builder: OnnxBuilder,
-    source: str,
-    output: str,
-    how: LinearResize,
-    places: tuple[Place, ...],
-    field: ReceptiveField,
+    builder: OnnxBuilder, source: str, output: str, how: LinearResize, places: tuple[Place, ...], field: ReceptiveField
 ) -> str:
     """Append the rows `places[0]` of a map of which `source` is the rows `places[1]`, some of them at a time."""
     out, have, axis = places[0].part, places[1].part, places[0].axis
@@ -181,12 +176,7 @@ def _within(field: ReceptiveField, part: Span, have: Span) -> Span:
 
 
 def _weights(
-    builder: OnnxBuilder,
-    name: str,
-    how: LinearResize,
-    places: tuple[Place, ...],
-    first: NDArray[np.int64],
-    width: int,
+    builder: OnnxBuilder, name: str, how: LinearResize, places: tuple[Place, ...], first: NDArray[np.int64], width: int
 ) -> str:
     """Append the weights of rows, each of so many input rows from its `first` on among those that the tile has.
 

@@ -25,9 +25,7 @@ class _Meaning:
 
 _MEANINGS = (
     _Meaning(
-        StoreUnavailableError,
-        "the bucket does not exist: create it, or change --store",
-        frozenset({"NoSuchBucket"}),
+        StoreUnavailableError, "the bucket does not exist: create it, or change --store", frozenset({"NoSuchBucket"})
     ),
     _Meaning(
         StoreUnavailableError,

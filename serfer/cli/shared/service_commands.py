@@ -20,11 +20,7 @@ class ServiceOptions(RegistryOptions, JsonOptions):
     host: str = option("127.0.0.1", "The address to listen at; 0.0.0.0 is all there are.", setting="host")
     port: int = option(8000, "The port; 0 is any free one.", least=0, most=65535, setting="port")
     drain_s: float | None = option(
-        None,
-        "Seconds that new requests are still taken after SIGTERM.",
-        least=0,
-        most=900,
-        setting="api_drain_s",
+        None, "Seconds that new requests are still taken after SIGTERM.", least=0, most=900, setting="api_drain_s"
     )
     keys: Path | None = option(None, "A file of API keys (serfer keys add); none: no key needed.", setting="keys_file")
     app: tuple[str, ...] = option(

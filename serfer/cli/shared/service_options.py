@@ -16,14 +16,7 @@ from serfer.applications.scaling.spec import parse_instances
 from serfer.cli.shared.display import print_table
 from serfer.cli.shared.network_options import NO_OPTIONS, check_described, plan_of
 from serfer.cli.shared.option_groups import NetworkFileOptions
-from serfer.cli.shared.options import (
-    BY_OPTION,
-    nothing_named,
-    own_results,
-    plan_directory,
-    print_json,
-    status_lines,
-)
+from serfer.cli.shared.options import BY_OPTION, nothing_named, own_results, plan_directory, print_json, status_lines
 from serfer.cli.shared.schema import given_settings
 from serfer.cli.shared.service_commands import ServeCommand, ServiceOptions
 from serfer.cli.shared.terminal import complain, err

@@ -69,9 +69,7 @@ class ExpertRules:
         step = np.where(self.on, 1.0 - units, units - 1.0) * elapsed_s
         self._walk = np.maximum(self._walk + step, 0.0)
         switches = np.where(
-            self.on,
-            (self._walk >= self._stops) & (units < 1.0),
-            (self._walk >= self._starts) & (units > 1.0),
+            self.on, (self._walk >= self._stops) & (units < 1.0), (self._walk >= self._starts) & (units > 1.0)
         )
         switches[:, PLAIN] = plain != self.on[:, PLAIN]
         self.on ^= switches
@@ -124,9 +122,7 @@ class RobustnessBudget:
         clairvoyant = lambda_units * elapsed_s + np.minimum(walked, 0.0)
         booting = np.minimum(self._boot, elapsed_s)
         paid = np.where(
-            self._on,
-            (elapsed_s - booting) + np.minimum(lambda_units, 1.0) * booting,
-            lambda_units * elapsed_s,
+            self._on, (elapsed_s - booting) + np.minimum(lambda_units, 1.0) * booting, lambda_units * elapsed_s
         )
         self.units += float(np.sum(self.rho * clairvoyant - paid))
         self._boot = self._boot - booting

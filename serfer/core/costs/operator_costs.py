@@ -111,12 +111,7 @@ def _without(several: Counts, names: frozenset[str]) -> Counts:
 
 def _count_memory(work: Work) -> Counts:
     """Memory in and out, near and far: what does not fit in the second-level cache costs more."""
-    return {
-        "operator": 1,
-        "read": work.read,
-        "written": work.written,
-        "far": max(0, work.written - _NEAR),
-    }
+    return {"operator": 1, "read": work.read, "written": work.written, "far": max(0, work.written - _NEAR)}
 
 
 def _count_convolution(work: Work) -> Counts:

@@ -7,14 +7,7 @@ from dataclasses import dataclass
 
 from serfer.core.errors import PlanError
 
-YOLOV5, YOLOV8, YOLOX, END2END, NMS, SELECTED = FAMILIES = (
-    "yolov5",
-    "yolov8",
-    "yolox",
-    "end2end",
-    "nms",
-    "selected",
-)
+YOLOV5, YOLOV8, YOLOX, END2END, NMS, SELECTED = FAMILIES = ("yolov5", "yolov8", "yolox", "end2end", "nms", "selected")
 """Forms of what detectors give, one image's share (serfer/core/detections.py decodes them)."""
 CORNERS = ("xyxy", "yxyx")
 ROLES = {

@@ -50,11 +50,7 @@ def _tile_plan(plan: Plan, windows: Windows, window: int) -> Plan:
         outputs=tensors,
         stages=(
             replace(
-                stage,
-                grid=Grid(1, 1),
-                tiles=(tile,),
-                inputs=(replace(stage.inputs[0], shape=image),),
-                outputs=results,
+                stage, grid=Grid(1, 1), tiles=(tile,), inputs=(replace(stage.inputs[0], shape=image),), outputs=results
             ),
         ),
         windows=None,

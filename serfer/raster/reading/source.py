@@ -306,12 +306,7 @@ class RasterSource:
             self._free.put(dataset)
 
 
-def open_raster(
-    place: str | Path,
-    limits: RasterLimits = _DEFAULT,
-    *,
-    scratch: Path | None = None,
-) -> RasterSource:
+def open_raster(place: str | Path, limits: RasterLimits = _DEFAULT, *, scratch: Path | None = None) -> RasterSource:
     """Open a TIFF, BigTIFF, cloud-optimised GeoTIFF, PNG or JPEG for reading by windows; use it in a `with`.
 
     Args:

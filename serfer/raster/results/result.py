@@ -56,11 +56,7 @@ def check_result(place: str | Path, array: ChunkedArray, options: ResultOptions 
 
 
 def write_result(
-    place: str | Path,
-    parts: ResultParts,
-    *,
-    georeference: Georeference = _NOWHERE,
-    options: ResultOptions = _DEFAULT,
+    place: str | Path, parts: ResultParts, *, georeference: Georeference = _NOWHERE, options: ResultOptions = _DEFAULT
 ) -> None:
     """Write a result whose parts are all there as TIFF, PNG or .npy, by the suffix of `place`, in bounded memory.
 

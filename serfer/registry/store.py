@@ -57,7 +57,7 @@ NONCE: Final = 32
 _PART: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}"
 _NAME: Final = re.compile(rf"{_PART}(/{_PART}){{0,3}}", re.ASCII)
 _PREFIX: Final = re.compile(rf"|{_PART}/", re.ASCII)
-_PART: Final = re.compile(r"[0-9a-f]{32}")
+_TEMPORARY: Final = re.compile(r"[0-9a-f]{32}")
 _NUMBERED: Final = re.compile(r"(data-)?(\d{12})", re.ASCII)
 _FORGOTTEN_S: Final = 30 * 86_400.0
 _ABANDONED_S: Final = 86_400.0
@@ -424,7 +424,7 @@ class RegistryStore:
             return
         with suppress(OSError):  # who may only read leaves that to others
             for part in (self._root / PARTS).iterdir():
-                if _PART.fullmatch(part.name) and self._unix() - part.stat().st_mtime > _ABANDONED_S:
+                if _TEMPORARY.fullmatch(part.name) and self._unix() - part.stat().st_mtime > _ABANDONED_S:
                     part.unlink(missing_ok=True)
 
     def _check_conditions(self) -> None:

@@ -114,7 +114,7 @@ def following(graphs: SizeGraphs, sides: Sequence[tuple[RuledAxis, RuledAxis]]) 
 
     Raises ModelError, that names an operator whose size or constants do not follow the image's, where the first has.
     """
-    dropped: list[set[int]] = [set(), set()]
+    dropped: list[set[Ending]] = [set(), set()]
     refused = graphs.refused
     for number, axes in enumerate(graphs.axes):
         for place, residue in enumerate(axes):

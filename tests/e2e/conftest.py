@@ -134,7 +134,7 @@ def keys(url):
 
 @dataclass(frozen=True)
 class Process:
-    """A process as /proc shows it: a worker of a function of `stage`, a redis-server, or another part."""
+    """A process as /proc shows it: a worker of a function of `stage`, the embedded store, or another part."""
 
     pid: int
     kind: str
@@ -183,13 +183,13 @@ class Command:
                     name = Path(f"/proc/{pid}/cwd").readlink().name
                     found.append(Process(int(pid), "worker", int(name.split("-")[-3])))
                 elif self._inherited(pid):
-                    found.append(Process(int(pid), "redis" if b"/redis-server" in words[0] else "part"))
+                    found.append(Process(int(pid), "redis" if b"/valkey-server" in words[0] else "part"))
         return found
 
     def _inherited(self, pid):
         """Return whether a process has the command's environment, or writes into a temporary file of the command's.
 
-        A redis-server writes its title over its environment when it has started, and its output goes to such a file.
+        The store writes its title over its environment when it has started, and its output goes to such a file.
         """
         if f"TESTED_SERFER={self.pid}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
             return True

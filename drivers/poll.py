@@ -126,7 +126,6 @@ class PollInvoker:
                     await self._added.wait()
 
     async def _poll_once(self) -> None:
-        """Poll all replies that are due, or that have waited for half of their time."""
         now, backoff = self._clock.time(), self._backoff
         due = {
             key: awaited
@@ -156,7 +155,6 @@ class PollInvoker:
         self._delete_later(there)
 
     def _delete_later(self, keys: Sequence[str]) -> None:
-        """Delete replies that were read, while their tasks continue."""
         deletion = asyncio.get_running_loop().create_task(delete(self._store, keys, self._retry, self._clock))
         self._deletions.add(deletion)
         deletion.add_done_callback(self._deletions.discard)

@@ -407,7 +407,6 @@ class PushRun:
         return tuple(parts)
 
     def _check_report(self, task: Task, result: Report | Failure) -> Report | Failure:
-        """Return a task's result, or a failure for a report that does not have the stages or bytes of the plan."""
         if isinstance(result, Failure):
             return result
         stages = range(task.stage, task.gang.stop if task.gang else task.stage + 1)

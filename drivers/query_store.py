@@ -80,7 +80,6 @@ class QueryStore:
         return value
 
     async def delete(self, keys: Sequence[str], after_s: float = 0.0) -> None:
-        """Delete keys, once nothing that is watched writes any more and `after_s` seconds later."""
         if self._writers:
             await asyncio.wait(self._writers, timeout=STRAGGLER_S)
         if after_s:
@@ -96,7 +95,6 @@ async def retry_store(call: Callable[[], _Value], retry: Retry, deadline: float,
 
 
 async def delete(store: Store, keys: Sequence[str], retry: Retry, clock: Clock) -> None:
-    """Delete keys, or let them expire where the store stays away."""
     policy = RetryPolicy("store", StoreUnavailableError, retry.backoff, _DELETE_ATTEMPTS)
     with suppress(StoreUnavailableError):
         await retry_async(partial(asyncio.to_thread, store.delete, keys), policy, clock.sleep)

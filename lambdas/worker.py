@@ -436,7 +436,6 @@ def _ms(start: float, stop: float) -> float:
 
 
 def _check_shapes(outputs: Sequence[Array], stage: Stage, tile: Tile, task: Task) -> None:
-    """Raise PlanError where the network gave outputs of another size than the plan says for the query's."""
     for number, (output, shape, rect) in enumerate(zip(outputs, stage.outputs, tile.outputs, strict=True)):
         if output.shape != shape.of(rect, task.batch):
             raise PlanError(

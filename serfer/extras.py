@@ -106,7 +106,6 @@ def command_from(origin: str | None, extra: str | None) -> str:
 
 
 def missing_extra(module: str) -> MissingExtraError:
-    """Return the error for a module that an extra installs, with the command."""
     return MissingExtraError(f"{module} is not installed, and this needs it: {pip_command(module)}", name=module)
 
 

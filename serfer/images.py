@@ -60,7 +60,6 @@ class Recipe:
         check_channels(self.preprocess, self.shape)
 
     def input_of(self, size: tuple[int, int]) -> Shape:
-        """Return the input's shape for an image of rows and columns."""
         if self.sizes is None:
             return self.shape
         rows, columns = self.preprocess.size_for(*size, self.sizes)

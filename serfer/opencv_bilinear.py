@@ -97,7 +97,6 @@ def _shares(mixed: NDArray[np.int32], rows: _Indices, weights: NDArray[np.int32]
 
 
 def _halved(pixels: _Bytes, rows: _Indices, columns: _Indices) -> _Bytes:
-    """Return the means of 2 x 2 pixels at rows and columns of the half, rounded."""
     total = np.full((len(rows), len(columns), pixels.shape[2]), 2, dtype=np.uint16)
     for down, across in ((0, 0), (0, 1), (1, 0), (1, 1)):
         total += _picked(pixels, 2 * rows + down, 2 * columns + across)

@@ -109,7 +109,6 @@ def plan_files(plan: Plan) -> dict[str, str]:
 
 
 def write_plan(plan: Plan, directory: Path) -> None:
-    """Write a plan's own files into a directory, which has its artefacts."""
     for name, text in plan_files(plan).items():
         (directory / name).write_text(text, encoding="utf-8")
 
@@ -178,6 +177,5 @@ def _is_linked(directory: Path, path: Path) -> bool:
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file in hex, reading it block by block."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256", _bufsize=_HASH_BLOCK).hexdigest()

@@ -49,7 +49,6 @@ def plugged_in(group: str) -> dict[str, EntryPoint]:
 
 
 def load_entry(entry: EntryPoint) -> Any:  # noqa: ANN401 - checked by the caller
-    """Return what an entry point names; raises UsageError in one line."""
     try:
         return entry.load()
     except (Exception, SystemExit) as error:  # the code of a plug-in may raise anything
@@ -58,6 +57,5 @@ def load_entry(entry: EntryPoint) -> Any:  # noqa: ANN401 - checked by the calle
 
 
 def in_one_line(error: BaseException) -> str:
-    """Return an error's type and the first line of its text, without colours."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
     return f"{type(error).__name__}: {text.partition(chr(10))[0]}"

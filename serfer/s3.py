@@ -19,7 +19,6 @@ _BUCKET: Final = re.compile(r"(?!.*\.\.)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 
 def is_bucket(name: str) -> bool:
-    """Return whether a bucket of S3 may have that name."""
     return _BUCKET.fullmatch(name) is not None
 
 

@@ -303,7 +303,6 @@ class Settings(BaseSettings):
         return max(processors(), least)
 
     def signing_access(self) -> Access | None:
-        """Return the local Lambda service's credentials, None where they are not set."""
         key_id, _, secret = self.local_access.get_secret_value().partition(":")
         return Access(key_id, secret) if key_id else None
 

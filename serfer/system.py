@@ -23,7 +23,6 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def processors() -> int:
-    """Return how many processors this process may use."""
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -35,14 +34,12 @@ def processor_description() -> str:
 
 
 def processor_name() -> str:
-    """Return the processor's name, as the kernel has it."""
     lines = processor_description().splitlines()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor() or platform.machine() or "unknown processor")
 
 
 def memory_bytes() -> int:
-    """Return the machine's memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -115,7 +112,6 @@ def descriptor_path(descriptor: int) -> str:
 
 
 def _meminfo(name: str, proc: Path) -> Iterator[int]:
-    """Yield the bytes that a line of /proc/meminfo has, if there is one."""
     for line in _text(proc / "meminfo").splitlines():
         if line.startswith(f"{name}:"):
             yield int(line.split()[1]) * _KB

@@ -235,7 +235,6 @@ class CoordinationContract(_Keys):
 
     @pytest.fixture
     def coordination(self, store: Store) -> Coordination:
-        """Return what is tested."""
         return store.coordination()
 
     @pytest.mark.parametrize("value", [b"", b"x", b"\r\n\x00$-1\r\n", bytes(range(256)) * 20_000])
@@ -337,7 +336,6 @@ class ExchangeContract(_Keys):
 
     @pytest.fixture
     def exchange(self, store: Store) -> Iterator[Exchange]:
-        """Return what is tested."""
         exchange = store.exchange()
         assert exchange is not None
         yield exchange

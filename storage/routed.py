@@ -84,7 +84,6 @@ class RoutedStore(WrapperStore):
         return self._objects if self._apart(key) else self._inner
 
     def _side(self, sides: Sequence[bool]) -> Store:
-        """Return the store of keys that all belong to one: main where there are no keys."""
         return self._objects if any(sides) else self._inner
 
 

@@ -267,7 +267,6 @@ class Dispatcher:
 
 
 def _bounds(batching: Batching, stage: int, tensor_bytes: int) -> Bounds:
-    """Return what an invocation of a stage takes: a batch of images, or else a bundle of one query's tiles."""
     terms = batching.stages.get(stage)
     if terms is not None:
         return Bounds(batching.most, batching.most, tensor_bytes, terms.image_s)

@@ -44,7 +44,6 @@ class Environments:
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def idle(self, now: float) -> int:
-        """Return how many are expected to be idle, and promised to no query."""
         self._idle = {name: idle for name, idle in self._idle.items() if now - idle.since < self.kept_s}
         return len(self._idle)
 

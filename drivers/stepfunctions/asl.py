@@ -127,7 +127,6 @@ def _tiles_state(writer: _Writer) -> State:
 
 
 def _map_items(stage: Stage, functions: Sequence[str]) -> list[Any]:
-    """Return what a Map goes through: tile numbers, with their functions where there are several; groups if many."""
     numbers = range(stage.grid.tiles)
     items: list[Any] = [*numbers]
     if len(functions) > 1:

@@ -84,7 +84,6 @@ class Place(Share):
             self.waiting.set_exception(refusal)
 
     def release(self) -> None:
-        """Give the place up; a second call does nothing."""
         pool, self.pool = self.pool, None
         if pool is not None:
             del pool.taken[self.client][self]

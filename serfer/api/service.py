@@ -66,7 +66,6 @@ class ServiceQuery:
         return self.deadline - time.monotonic()
 
     def remaining_s(self, doing: str) -> float:
-        """Return the seconds that are left; raises DeadlineError where none are."""
         left_s = self.left_s
         if left_s <= 0:
             raise self.late(doing)
@@ -182,7 +181,6 @@ class Service:
         return self.pipelines[self.default].store
 
     def name(self, requested: str | None) -> str:
-        """Return the model that a request means; raises Problem 404 for one that is not served."""
         if requested is None and self.models:
             return self.models[0]
         if requested is None or requested not in self.models:

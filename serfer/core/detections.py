@@ -97,7 +97,6 @@ def without_overlaps(boxes: Boxes, max_iou: float, most: int) -> NDArray[np.int6
 
 
 def box_areas(corners: Corners) -> NDArray[np.float64]:
-    """Return the areas of boxes (K, 4), 0 where a side is negative."""
     return np.asarray((corners[:, 2:] - corners[:, :2]).clip(0).prod(axis=1))
 
 

@@ -78,7 +78,6 @@ def check_finite(answer: _Answer, what: str) -> None:
 
 
 def finite_share(answer: _Answer) -> float:
-    """Return the share of an answer's values that are neither NaN nor infinite."""
     flags = [np.isfinite(values) for values, _ in _pairs(answer, answer)]
     size = sum(int(flag.size) for flag in flags)
     return sum(int(np.count_nonzero(flag)) for flag in flags) / size if size else 1.0

@@ -57,7 +57,6 @@ class Rect:
 
     @property
     def slices(self) -> tuple[slice, slice]:
-        """The rectangle as numpy indices of the last two axes."""
         return slice(self.rows.start, self.rows.stop), slice(self.cols.start, self.cols.stop)
 
 
@@ -88,5 +87,4 @@ def even_parts(size: int, count: int) -> list[Span]:
 
 
 def grid_rects(height: int, width: int, grid: Grid) -> list[Rect]:
-    """Cut a map of height x width into the grid's rectangles, row by row."""
     return [Rect(rows, cols) for rows in even_parts(height, grid.rows) for cols in even_parts(width, grid.cols)]

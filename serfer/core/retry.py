@@ -97,7 +97,6 @@ async def retry_async(
     sleep: Callable[[float], Awaitable[object]],
     left_s: Callable[[], float] = lambda: math.inf,
 ) -> T:
-    """Do as `retry` does, on an event loop."""
     attempt = 1
     while True:
         try:

@@ -80,7 +80,6 @@ class Build:
 
     @property
     def plans(self) -> list[Plan]:
-        """The current plan, and its cold plan if it has one."""
         return [self.plan, *([self.cold] if self.cold else [])]
 
     @property
@@ -96,7 +95,6 @@ class Build:
 
     @property
     def types(self) -> set[str]:
-        """The types of all resources that may be made, whatever the parameters."""
         beside = {REPOSITORY} if self.deployment.images else set()  # SAM CLI makes it, in a stack of its own
         return {resource["Type"] for resource in self.template["Resources"].values()} | beside
 
@@ -112,7 +110,6 @@ class Account:
     facts: AwsFacts
 
     def client(self, service: str, region: str | None = None) -> Any:  # noqa: ANN401 - a client of boto3's, untyped
-        """Return a client that gives up soon."""
         with _MAKING:
             return self.session.client(service, region_name=region or self.region, config=_CONFIG)  # type: ignore[call-overload]
 

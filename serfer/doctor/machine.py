@@ -70,13 +70,11 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """Describe this machine; it is not named."""
     system = f"{platform.system()} {platform.machine()}"
     return Machine(processor_name(), processors(), round(memory_bytes() / _GB, 1), system)
 
 
 def examine(settings: Settings) -> list[Check]:
-    """Check everything that the local pipeline needs."""
     return [
         _python(),
         _platform(),

@@ -71,7 +71,6 @@ class WindowInput:
         return replace(self, statistics=statistics, levels=levels, bytes_as_they_are=as_bytes)
 
     def as_values(self) -> WindowInput:
-        """Return the same for batches that are float32, normalised here."""
         return replace(self, bytes_as_they_are=False, levels=None)
 
     @property

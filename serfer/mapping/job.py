@@ -53,7 +53,6 @@ class Job:
         return PassFiles(self.known, self.source.size, place, Path(work) if work else None, self.identity)
 
     def parts(self, stack: ExitStack) -> list[ResultParts]:
-        """Open the parts of each file, until the end of `stack`."""
         return [stack.enter_context(file.open(self.identity)) for file in self.files]
 
     def written(self, parts: Sequence[ResultParts]) -> set[int]:
@@ -127,7 +126,6 @@ class Job:
 
 
 def identity_of(plan: Plan, source: RasterSource, options: MapOptions) -> dict[str, object]:
-    """Return, of JSON's types, what the result of an image follows from."""
     return {"plan": answer_digest(plan), "image": dict(source.identity), "options": options.values()}
 
 
@@ -157,7 +155,6 @@ def _written_before(file: MapFile, parts: ResultParts, job: Job) -> bool:
 
 
 def what_is_left(report: MapReport, job: Job) -> str:
-    """Say in one line what an incomplete map lacks, and how to go on."""
     left = report.windows - report.resumed - report.computed - report.empty
     kept = f"{report.windows - left:,} of {report.windows:,} windows are kept in {job.kept}"
     if report.stopped:

@@ -159,7 +159,6 @@ def _axis(windows: AxisWindows) -> Axis:
 
 
 def _no_data(dtype: str) -> float:
-    """Return what stands for no data in a result: NaN, the least of signed numbers, the most of others."""
     kind = np.dtype(dtype)
     if kind.kind == "f":
         return float("nan")

@@ -25,13 +25,11 @@ class Contents:
     needed: tuple[str, ...]
 
     def keeps(self, name: str) -> bool:
-        """Return whether a file belongs to the package, by its path inside site-packages."""
         if not _PRUNED_PARTS.isdisjoint(name.split("/")) or name.endswith(_PRUNED_SUFFIXES):
             return False
         return name.startswith(self.needed) or not name.startswith(self.pruned)
 
     def our_files(self) -> set[tuple[str, Path]]:
-        """Return the files of our own packages, each with its path inside the package."""
         return {(name, path) for name, path in files_of(self.packages) if self.keeps(name)}
 
 

@@ -44,7 +44,6 @@ def tensors(plan: Plan) -> list[Tensor]:
 
 
 def written(stage: Stage) -> int:
-    """Return the bytes that a stage's tiles write for one image."""
     return sum(stage.written(tile) for tile in stage.tiles)
 
 
@@ -78,7 +77,6 @@ def in_one_gang(plan: Plan, number: int) -> bool:
 
 
 def handed_on(plan: Plan, number: int) -> str:
-    """Write the bytes that travel between a stage and the one before it."""
     if not in_one_gang(plan, number):
         return f"{count_bytes(written(plan.stages[number - 1]))} written, {count_bytes(read(plan.stages[number]))} read"
     gang = plan.gang_of(number)
@@ -88,14 +86,12 @@ def handed_on(plan: Plan, number: int) -> str:
 
 
 def stage_title(plan: Plan, number: int) -> str:
-    """Name a stage, the gang that it belongs to, its grid and tasks."""
     gang, stage = plan.gang_of(number), plan.stages[number]
     name = f"stage {number}" + (f" (gang of {gang.start} to {gang.stop - 1})" if gang else "")
     return f"{name}  ·  {stage.grid}  ·  {plural(stage.grid.tiles, 'task')}"
 
 
 def stage_lines(plan: Plan, number: int) -> list[str]:
-    """Describe a stage's operators, and its work, weights and time, in a line each."""
     stage = plan.stages[number]
     first, last = stage.operators[0].kind, stage.operators[-1].kind
     extra = f", halo +{halo(stage):.0%}" if spread(stage) else ""
@@ -107,17 +103,14 @@ def stage_lines(plan: Plan, number: int) -> list[str]:
 
 
 def spread(stage: Stage) -> bool:
-    """Return whether the stage's map is cut into tiles."""
     return stage.grid.tiles > 1 and not stage.grid.columns
 
 
 def count_bytes(count: float) -> str:
-    """Write a number of bytes for people."""
     return f"{count / _KB**2:.1f} MB" if count >= _KB**2 else f"{count / _KB:.1f} kB"
 
 
 def plural(count: int, word: str) -> str:
-    """Write a number of things."""
     return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
@@ -132,16 +125,13 @@ class Area:
 
     @property
     def height(self) -> float:
-        """Pixels from top to bottom."""
         return self.bottom - self.top
 
     @property
     def width(self) -> float:
-        """Pixels from left to right."""
         return self.right - self.left
 
     def within(self, other: Area) -> Area:
-        """Return the part that lies in `other`."""
         return Area(
             max(self.top, other.top),
             max(self.left, other.left),
@@ -227,7 +217,6 @@ class View:
 
 
 def view(plan: Plan, stage: int, number: int) -> View:
-    """Return where tile `number` of a stage lies on the image."""
     part = plan.stages[stage]
     tile, source = part.tiles[number], part.inputs[0].shape
     needed, whole = unclipped(tile, 0), scaled(plan.input.whole, plan.input, plan.input)

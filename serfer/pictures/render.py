@@ -38,7 +38,6 @@ _NO_DATES = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 
 
 def stage_colour(stage: int) -> str:
-    """Return the colour of a stage."""
     return _STAGES[stage % len(_STAGES)]
 
 

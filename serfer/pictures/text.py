@@ -54,7 +54,6 @@ class _Margin:
     passing: list[Tensor]
 
     def beside(self) -> str:
-        """Return the lanes with what passes."""
         used = {self.lanes[tensor] for tensor in self.passing}
         return "".join("│ " if lane in used else "  " for lane in range(self.width))
 

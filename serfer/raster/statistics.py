@@ -90,7 +90,6 @@ class _Search:
         return [self._between(dtype, *self._ranks(percent)) for percent in self.percents]
 
     def _ranks(self, percent: float) -> tuple[int, int, float]:
-        """Return the ranks on either side of a percentile, from 0, and how far it lies between them."""
         at = (self.total - 1) * (percent / 100)
         low = min(int(at), self.total - 1)
         return low, min(low + 1, self.total - 1), at - low

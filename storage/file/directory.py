@@ -81,7 +81,6 @@ class Directory:
 
     @contextlib.contextmanager
     def reached(self) -> Iterator[None]:
-        """Raise StoreUnavailableError for an OSError of the body."""
         try:
             yield
         except OSError as error:

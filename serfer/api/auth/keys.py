@@ -218,7 +218,6 @@ class KeyRing:
             _log.warning("%s; the keys read before still hold", error)
 
     def _take(self, entries: list[Entry]) -> None:
-        """Use other keys from now on; a client whose quotas have not changed keeps what it has used of them."""
         before = {(known.digest, known.client): known for known in self._known}
         known = []
         for entry in entries:

@@ -250,7 +250,6 @@ class Decoders:
             self._idle.append(decoder)
 
     async def _idle_one(self) -> _Decoder | None:
-        """Return an idle decoder, if there is one; those that have ended meanwhile are reaped."""
         while self._idle:
             decoder = self._idle.pop()
             if decoder.alive:
@@ -287,7 +286,6 @@ class Decoders:
             raise UnavailableError("image decoders are closed")
 
     def _keep_unwanted(self, starting: asyncio.Future[_Decoder]) -> None:
-        """Keep a decoder for later whose request was cancelled while it started."""
         if not starting.cancelled() and starting.exception() is None:
             self._started.discard(starting.result())
             self._keep(starting.result())

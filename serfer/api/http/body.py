@@ -73,7 +73,6 @@ async def read_body(
 
 
 def _check_headers(headers: Headers, limits: ApiLimits, accepted: Collection[str]) -> None:
-    """Refuse what the headers alone show to be too large or coded, before anything is read; raises Problem."""
     if "content-encoding" in headers and {*_codings(headers)} - {*accepted}:
         raise Problem(
             415, "Content-Encoding is not accepted: send the body as it is", headers={"Accept-Encoding": "identity"}

@@ -86,7 +86,6 @@ class _Server(uvicorn.Server):
             self._on_started()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take no more connections, and end those that there are once all is answered."""
         for acceptor in self._acceptors:
             acceptor.close()
             await acceptor.settled()  # uvicorn ends those that it knows

@@ -180,7 +180,6 @@ class Signature:
         return [*self.takes, *self.also_takes]
 
     def given_with(self, form: TensorForm) -> Sequence[TensorForm]:
-        """Return the outputs of a request for an input of this form that names none."""
         return self.also_gives if self.also_gives and form != self.takes[0] else self.gives
 
 
@@ -243,7 +242,6 @@ def _encode(wanted: WantedOutput, values: Array, labels: Sequence[str]) -> tuple
 
 
 def _best(row: Array, classes: int, labels: Sequence[str]) -> list[str]:
-    """Return the highest logits of an image, each "VALUE:INDEX" or "VALUE:INDEX:LABEL"."""
     order = np.argsort(-row, kind="stable")[:classes].tolist()
     return [f"{row[index]:f}:{index}" + (f":{labels[index]}" if index < len(labels) else "") for index in order]
 
@@ -309,7 +307,6 @@ def _shape(shape: Sequence[int], form: TensorForm, most: int) -> tuple[int, ...]
 
 
 def _from_json(data: object, form: TensorForm, shape: tuple[int, ...]) -> Array:
-    """Return the array of a flat list, or of lists nested as `shape` says."""
     where, datatype = f"input {form.name!r}", form.datatype
     values = _flat(data, shape)
     if values is None or len(values) != math.prod(shape):

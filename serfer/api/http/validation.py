@@ -41,7 +41,6 @@ class Body(BaseModel):
 
 
 def fault(location: Sequence[int | str], message: str) -> str:
-    """Return an error's line: where it is, and what."""
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
     return f"{path.removeprefix('.') or 'the body'}: {message}"
 
@@ -78,7 +77,6 @@ class QueryParameters(BaseModel):
 
     @classmethod
     def described(cls) -> list[dict[str, Any]]:
-        """Return the documentation of the parameters for /openapi.json, as FastAPI writes it."""
         properties: dict[str, dict[str, Any]] = cls.model_json_schema()["properties"]
         return [
             {

@@ -114,7 +114,6 @@ class OfflineJobs:
             raise
 
     async def find(self, owner: str, identifier: str) -> OfflineRecord | None:
-        """Return a job's record; None where there is none, or it is another owner's."""
         return await self._runner.find(job_key("job", owner, identifier))
 
     async def lines(self, owner: str, identifier: str) -> bytes | None:

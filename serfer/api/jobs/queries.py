@@ -172,12 +172,10 @@ class AsyncQueries:
         return record.public()
 
     async def cancel(self, identifier: str, owner: str) -> None:
-        """Delete a query's record, and stop it wherever it runs; raises Problem 404 as `find`."""
         await self.find(identifier, owner)
         await self.runner.cancel(job_key(_KIND, owner, identifier))
 
     async def _id_of(self, query: AsyncQuery, own: str) -> str:
-        """Return `own`, or the id that the first query with the same idempotency key has set."""
         if query.idempotency_key is None:
             return own
         key, kept_s = f"serfer:result-id:{query.idempotency_key.name}", self._kept_s(query.deadline)
@@ -185,5 +183,4 @@ class AsyncQueries:
         return entry.value.decode()
 
     def _kept_s(self, deadline: float) -> float:
-        """Return for how long what belongs to a query is kept that may run until a deadline."""
         return max(0.0, deadline - self._clock()) + _GRACE_S + self._ttl_s

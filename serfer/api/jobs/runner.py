@@ -209,7 +209,6 @@ class Runner(Generic[R]):
         return record
 
     async def find(self, key: str) -> R | None:
-        """Return a job's record, whichever driver has it; None where there is none."""
         entry = await asyncio.to_thread(self.values.get, key)
         return None if entry is None else self._current(key, entry.value)
 

@@ -43,7 +43,6 @@ class BackgroundHandler(QueueHandler):
             self._lines.all_tasks_done.wait_for(lambda: not self._lines.unfinished_tasks, _PATIENCE_S)
 
     def take_lost(self) -> int:
-        """Return how many lines were dropped since the last call."""
         with self._count:
             lost, self._lost = self._lost, 0
         return lost

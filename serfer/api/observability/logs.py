@@ -135,7 +135,6 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def log_request(fields: dict[str, Any], record: RequestRecord, error: BaseException | None) -> None:
-    """Write the line of an answered request; `fields` has at least its route and status."""
     status = fields["status"]
     level = logging.INFO
     if status == HTTPStatus.INTERNAL_SERVER_ERROR:

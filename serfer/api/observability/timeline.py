@@ -35,7 +35,6 @@ def _progress(name: str, tasks: int, run: StageRun | None, zero: float) -> Stage
 
 
 def timeline_of(answered: ServiceResult, plan: Plan, facts: LambdaFacts) -> Timeline:
-    """Return a query's timeline, counted from the request's arrival at admission."""
     result, zero = answered.result, answered.admitted - answered.queued_s
     return Timeline(
         queue_ms=round(answered.queued_s * MS_PER_S, 3),

@@ -153,7 +153,6 @@ def detail_of(applications: Applications, name: str) -> ApplicationDetail:
 
 
 def serving(applications: Applications | None, name: str) -> Applications:
-    """Return what serves an application; raises Problem 404 for one that is not served."""
     if applications is None or name not in applications.names:
         absent = applications.releases.why_absent(name) if applications else "no applications are served here"
         raise Problem(404, absent)

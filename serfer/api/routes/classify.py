@@ -107,7 +107,6 @@ class _ClassifyRequest:
     as_coco: bool = False
 
     def idempotency_key(self, images: Sequence[Upload]) -> IdempotencyKey | None:
-        """Return what makes this request the same as another one with its idempotency key."""
         if self.key is None:
             return None
         named = f"{self.asked.application} {self.asked.objectives}" if self.asked else self.query.model
@@ -208,7 +207,6 @@ def _parse(routes: Classifying, request: Request, parameters: ClassifyParameters
 
 
 def _check_coco(parsed: _ClassifyRequest) -> None:
-    """Refuse COCO's format where there are no boxes, or no answer yet; raises Problem 422."""
     plan: Plan | None = getattr(parsed.request.state, "plan", None)
     if plan is None or plan.detection is None:
         raise Problem(422, f"{parsed.query.model} gives no boxes, and format=coco is for boxes: leave it out")
@@ -326,7 +324,6 @@ async def _respond_later(routes: Classifying, parsed: _ClassifyRequest, images: 
 
 
 def _progress_of(request: Request) -> Callable[[Sequence[StageRun]], Sequence[StageProgress]]:
-    """Return what says how far a query is on the plan that it runs on; nothing before that is known."""
     zero = time.monotonic()
 
     def stages_of(stages: Sequence[StageRun]) -> Sequence[StageProgress]:

@@ -70,7 +70,6 @@ class _Watch:
         self._logged: dict[str, Any] | None = None
 
     async def wrong(self) -> dict[str, Any] | None:
-        """Return what keeps queries from being answered here, None if nothing does."""
         health, draining = await self._service.health(), self._service.draining
         wrong = None
         if draining or not health.ready:

@@ -95,7 +95,6 @@ def _output(tensor: OutputTensor, forms: tuple[AxisForm, ...]) -> TensorForm:
 
 
 def _of_sizes(form: TensorForm, axes: str, sizes: InputSizes | None) -> TensorForm:
-    """Return the form of an input with `axes` of a plan that may take many sizes."""
     if sizes is None:
         return form
     sides = axes.index("H"), axes.index("W")

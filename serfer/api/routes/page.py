@@ -42,7 +42,6 @@ _HEADERS: Final = {
 
 
 def page_router() -> APIRouter:
-    """Return the routes of the pages; their files are read now, once."""
     router = APIRouter(include_in_schema=False)
     files = {path.name: _File(path.read_bytes(), path.suffix) for path in _FILES.iterdir() if path.suffix in _TYPES}
 

@@ -95,7 +95,6 @@ def cold_start(weight_bytes: float, weights_in: str, facts: LambdaFacts, *, snap
 
 
 def cold_seconds(weight_bytes: float, weights_in: str, facts: LambdaFacts) -> float:
-    """Predict how many seconds a cold start adds to an invocation."""
     return cold_start(weight_bytes, weights_in, facts).seconds
 
 

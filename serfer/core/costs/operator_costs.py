@@ -100,7 +100,6 @@ _SAVED_IN_PARTS = frozenset({"far", "far weights", "edges"})
 
 
 def counts(work: Work, batch: int = 1) -> Counts:
-    """Return what a kind's coefficients are multiplied with, for `batch` images."""
     one = _COUNTS.get(work.kind, _count_memory)(work)
     return {name: value if name in _ONCE else batch * value for name, value in one.items()}
 

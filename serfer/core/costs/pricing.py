@@ -71,7 +71,6 @@ class Prices:
         return {"months": months} if months else {}
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what `serfer cost --json` prints."""
         return {
             "model": self.plan.model,
             "plan": self.plan.digest,

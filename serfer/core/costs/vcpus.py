@@ -20,7 +20,6 @@ Floats = NDArray[np.float64]
 
 
 def vcpus(memory_mb: Floats | float, memory_per_vcpu: float) -> Floats:
-    """Return how many vCPUs' time a function of so much memory gets."""
     return np.asarray(memory_mb) / memory_per_vcpu
 
 

@@ -99,7 +99,6 @@ def borders(plan: Plan, gang: Gang, source: Source) -> tuple[Border, ...]:
 
 
 def cell_bytes(plan: Plan, source: Source, number: int, batch: int) -> int:
-    """Return the bytes of a cell with its checksum, for `batch` images."""
     stage = plan.stages[source[0]]
     cell = cell_of(plan, source, number)
     return stored_bytes(stage.outputs[cell.output].channels * cell.rect.area, 1, batch)

@@ -25,7 +25,6 @@ def compute_limit_s(predicted_ms: float) -> int:
 
 
 def patience_s(gang: Gang) -> float:
-    """Return how many seconds a member waits for a border at most."""
     return min(_COLD_START_S + gang.compute_s, _MOST_PATIENCE_S)
 
 

@@ -45,7 +45,6 @@ def sized_plan(plan: Plan, size: Size | None) -> Plan:
 
 
 def check_one_size(plan: Plan, what: str) -> None:
-    """Raise PlanError for a plan of many sizes, which `what` does not run."""
     if plan.sizes is not None:
         raise PlanError(
             f"{plan.model} takes images of many sizes ({plan.sizes.input}), and {what} take one: go without, or make a "

@@ -53,11 +53,9 @@ class SideSizes:
         return self.least < self.most
 
     def floor(self, size: float) -> int:
-        """Return the largest of them that is not larger than `size`, or the least."""
         return max(self.least, min(self.most, math.floor(size) // self.multiple * self.multiple))
 
     def ceil(self, size: float) -> int:
-        """Return the smallest of them that is not smaller than `size`, or the most."""
         return self.floor(math.ceil(size / self.multiple) * self.multiple)
 
     def nearest(self, size: float) -> int:

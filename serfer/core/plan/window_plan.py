@@ -79,7 +79,6 @@ def priced_query(plan: Plan) -> Plan:
 
 
 def check_whole_images(plan: Plan) -> None:
-    """Raise PlanError for a map plan, where queries are whole images."""
     if plan.windows is not None:
         raise PlanError(
             f"{plan.model} is a map plan, whose queries are windows of an image: serfer map runs it, and predicts "

@@ -249,7 +249,6 @@ class SizeRules:
         return f"heights and widths {rows}" if rows == cols else f"heights {rows}, and widths {cols}"
 
     def reason(self, height: int, width: int) -> str:
-        """Say why there is no rule for images of a size, and what to do."""
         smallest = self.sides[-1]
         sides = (smallest.rows, height), (smallest.cols, width)
         takes = f"this plan takes {self}"

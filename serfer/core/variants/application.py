@@ -135,7 +135,6 @@ class Application:
         raise UsageError(f"application {self.name} has no {network:.64}@{number}: it has {known}")
 
     def release(self, number: int) -> Release:
-        """Return a release; raises UsageError for one that is not remembered."""
         for release in self.releases:
             if release.number == number:
                 return release
@@ -265,7 +264,6 @@ class Application:
         return frozenset(variant.artefact for network in self.networks for variant in network.variants)
 
     def check_usable(self, networks: Mapping[str, int]) -> None:
-        """Raise UsageError for versions that cannot answer queries, or for none."""
         if not networks:
             raise UsageError("a release needs a network")
         for network, number in networks.items():

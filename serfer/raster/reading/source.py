@@ -55,7 +55,6 @@ class _Origin:
         return Path(self.path).open("rb")
 
     def read_at(self, start: int, count: int) -> bytes:
-        """Return the file's bytes from `start` on, as many as there are."""
         if self.bucket:
             size = int(self.version["bytes"])
             return self.bucket.bytes_at(start, min(count, size - start)) if start < size else b""

@@ -398,7 +398,6 @@ def _shown(value: Any) -> str:  # noqa: ANN401 - JSON values
 
 @contextmanager
 def _disk_errors(directory: Path, kept: str = "what is there stays") -> Iterator[None]:
-    """Turn an OSError of writing into UnavailableError that says what is kept."""
     try:
         yield
     except OSError as error:

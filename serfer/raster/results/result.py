@@ -151,7 +151,6 @@ def _publish(file: Path, place: Path, *, overwrite: bool) -> None:
 
 @contextmanager
 def _temporary(file: Path, parts: ResultParts) -> Iterator[None]:
-    """Delete a temporary file at the end, and say of a full disk what is kept."""
     try:
         yield
     except OSError as error:

@@ -66,7 +66,6 @@ class Deployment:
         return self.plans[0]
 
     def is_image(self, name: str) -> bool:
-        """Return whether a function of `bytes` is a container image."""
         digest = self.cold[self.current] if name.startswith(COLD_FUNCTIONS) else self.current
         return f"{digest}-{name.removeprefix(COLD_FUNCTIONS)}" in self.images
 
@@ -162,7 +161,6 @@ def _check_section(file: Path, section: str, named: Any) -> None:  # noqa: ANN40
 
 
 def plan_directory(build: Path, digest: str) -> Path:
-    """Return where a plan lies that drivers are given."""
     return build / "driver" / "plans" / digest
 
 
@@ -187,7 +185,6 @@ def load_packaged_cold(build: Path, deployment: Deployment, plan: Plan) -> Plan 
 
 
 def _text(path: Path, most: int) -> str:
-    """Read a text file of at most so many bytes; raises InputError that names it."""
     if path.exists() and not path.is_file():  # a pipe would be waited for
         raise InputError(f"{path} is not a file: {_ADVICE}")
     try:

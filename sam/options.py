@@ -89,7 +89,6 @@ def default_name(model: str) -> str:
 
 
 def is_build(directory: Path) -> bool:
-    """Return whether a directory is one that `serfer deploy package` wrote."""
     return (directory / RECORD).is_file()
 
 
@@ -245,7 +244,6 @@ class Options:
         self._check_together()
 
     def _check_together(self) -> None:
-        """Raise UsageError for two choices of which one excludes the other."""
         if (self.store == "s3express") != (self.zone is not None):
             raise UsageError("zone, an availability zone's id such as use1-az4, goes with --store s3express")
         if self.store == _PUBLIC and self.drivers == "fleet":

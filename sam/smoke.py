@@ -93,7 +93,6 @@ class Smoke:
         return idle_usd + self.bill.cold.usd + QUERIES * self.bill.warm.usd
 
     def check(self) -> None:
-        """Raise UsageError where the run costs more than is allowed."""
         if not self.order.most_usd > 0:
             raise UsageError(f"--max-usd is a number of dollars above 0, not {self.order.most_usd:g}")
         if self.estimated_usd > self.order.most_usd:

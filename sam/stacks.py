@@ -69,7 +69,6 @@ def _md5(name: str) -> str:
 
 
 def find_stack(formation: Any, name: str) -> DeployedStack | None:  # noqa: ANN401 - boto3 has no types here
-    """Return a stack by its name, None where there is none."""
     try:
         [described] = formation.describe_stacks(StackName=name)["Stacks"]
     except ClientError as error:
@@ -134,7 +133,6 @@ def check_update(stack: DeployedStack | None, deployment: Deployment, *, replace
 
 
 def _previous(formation: Any, stack: DeployedStack) -> str:  # noqa: ANN401 - same
-    """Return the plan that a stack served before; raises UsageError where there is none."""
     others = [plan for plan in stack.plans if plan != stack.serving]
     if not others:
         raise UsageError(f"{stack.name} has the plan {stack.serving} alone: there is none to go back to")

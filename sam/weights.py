@@ -77,7 +77,6 @@ def fetched(plans: Iterable[Plan]) -> list[Artefact]:
 
 
 def pieces(weights: Artefact) -> list[Piece]:
-    """Cut weights into pieces, all but the last of `PIECE_BYTES`."""
     count = max(1, -(-weights.bytes // PIECE_BYTES))
     return [
         Piece(

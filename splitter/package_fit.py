@@ -174,7 +174,6 @@ def _fit_functions(
 
 
 def _choose_chain(fitted: _Fitted, options: SplitOptions, budget: Budget) -> _Chosen:
-    """Choose a chain of a search; raises ModelError where none keeps the bounds."""
     chain = best_chain(fitted.search, options.goal, budget.platform)
     if chain is None:
         raise out_of_reach(fitted.search, options.goal)

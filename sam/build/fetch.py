@@ -79,7 +79,6 @@ def _function(functions: Any, name: str) -> Any:  # noqa: ANN401 - same
 
 
 def _location(stack: DeployedStack, digest: str, code: Mapping[str, str]) -> str:
-    """Return where a function's package can be downloaded; raises UsageError for a container image."""
     if "Location" not in code:
         raise UsageError(
             f"--previous-of {stack.name}: functions of its plan {digest} are container images, which are not "
@@ -135,7 +134,6 @@ def _member(package: zipfile.ZipFile, name: str, most: int) -> bytes:
 
 
 def _write(blocks: Iterable[bytes], name: str, artefact: Artefact, directory: Path) -> None:
-    """Write a file of a plan; raises InputError where its bytes are not the plan's."""
     place = directory / artefact.path
     place.parent.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()

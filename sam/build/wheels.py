@@ -101,7 +101,6 @@ def unpack(wheel: Wheel, root: Path, keeps: Callable[[str], bool]) -> None:
 
 
 def _installed(name: str) -> str | None:
-    """Return where a file of a wheel goes inside site-packages, None for one that goes elsewhere."""
     top, _, rest = name.partition("/")
     if not top.endswith(".data"):
         return name
@@ -134,7 +133,6 @@ def download(requirements: Path, runtime: str, architecture: str, directory: Pat
 
 
 def _read(directory: Path, pinned: tuple[Pin, ...]) -> tuple[Wheel, ...] | None:
-    """Return the pinned wheels of a directory, None where one is missing or another file than was locked."""
     files = {canonicalize_name(path.name.split("-")[0]): path for path in directory.glob("*.whl")}
     read = []
     for pin in pinned:

@@ -65,7 +65,6 @@ class Bill:
     limits: ApiLimits | None
 
     def keys(self, queries: int) -> int:
-        """Return how many API keys may ask so many queries a month."""
         return math.ceil(queries / self.limits.a_month) if self.limits else 1
 
     def load(self, month: Month) -> str:
@@ -75,7 +74,6 @@ class Bill:
 
     @property
     def idle_usd(self) -> float:
-        """Dollars of a month without queries."""
         return sum(line.usd for line in self.idle)
 
     @property
@@ -169,7 +167,6 @@ class Bill:
         return source.tag if source else "?"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what `serfer cost BUILD --json` prints."""
         return {
             "model": self.deployed.plan.model,
             "plan": self.deployed.plan.digest,

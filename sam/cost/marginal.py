@@ -137,7 +137,6 @@ def query_usage(deployed: Deployed, cold_share: float = 0.0) -> Usage:
 
 
 def mixed(warm: Usage, cold: Usage, cold_share: float) -> Usage:
-    """Return the expected usage of a query, a share of which are cold."""
     shares = ((warm, 1 - cold_share), (cold, cold_share))
     lines = add_up(line.times(share) for usage, share in shares if share for line in usage.lines)
     return Usage(tuple(lines), (1 - cold_share) * warm.seconds + cold_share * cold.seconds)
@@ -416,6 +415,5 @@ def registry_lines(facts: AwsFacts, options: Options, drivers: int = 1) -> list[
 
 
 def fewest_drivers(options: Options, template: Mapping[str, Any], parameters: Mapping[str, Any] | None = None) -> int:
-    """Return how many drivers a template's fleet has at least."""
     _, group = resources(template, parameters, options.region).get("Drivers", ("", {}))
     return int(group.get("MinSize", 1))

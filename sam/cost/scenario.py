@@ -87,5 +87,4 @@ def make_scenario(plan: Plan, options: Options, facts: AwsFacts, profile: Profil
 
 
 def _environments(plan: Plan, stage: int, number: int) -> int:
-    """Return how many environments of a function one query keeps busy: those of a gang serve all of its stages."""
     return sum(tile.function == number for tile in plan.stages[stage].tiles)

@@ -4,5 +4,4 @@ from pathlib import Path
 
 
 def text(name: str) -> str:
-    """Return a part as it was written, by the name of its file."""
     return (Path(__file__).parent / "parts" / name).read_text(encoding="utf-8")

@@ -136,7 +136,6 @@ def check_parameters(declared: Mapping[str, Any], given: Mapping[str, str]) -> N
 
 
 def _refusal(parameter: Mapping[str, Any], value: str) -> str | None:
-    """Return what a parameter requires, or None where it takes the value."""
     allowed = [str(each) for each in parameter.get("AllowedValues", ())]
     if allowed and value not in allowed:
         return f"is one of {', '.join(allowed)}"

@@ -172,7 +172,6 @@ def _plans(
 
 
 def dump(template: Part) -> str:
-    """Write a template as YAML; the same template gives the same text."""
     written: str = yaml.dump(template, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True)
     return _HEAD + written.removesuffix("...\n")  # libyaml ends some documents so
 

@@ -73,7 +73,6 @@ class Applications(Loop):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the applications; the first one is meant where a query names none."""
         return self.releases.names
 
     def copies(self, application: str, variant: str) -> int:

@@ -56,7 +56,6 @@ class ServedReleases:
         return tuple(name for name, served in self.served.items() if not served.deleted)
 
     def find(self, application: str) -> ServedApplication:
-        """Return an application; raises UsageError for one that is not served here."""
         found = self.served.get(application)
         if found is None:
             raise UsageError(self.why_absent(application))
@@ -66,7 +65,6 @@ class ServedReleases:
         return application in self.served and self.served[application].deleted
 
     def why_absent(self, application: str) -> str:
-        """Return why an application is not served: it is unknown, or was deleted."""
         if self.is_deleted(application):
             return self.served[application].why_deleted
         return f"no application {application[:80]!r} here: GET /v1/applications lists what there is"

@@ -214,7 +214,6 @@ class _Lines:
         self._log("serve", {"message": text})
 
     def of_a_function(self, line: str) -> None:
-        """Write a function's log line with the function's name."""
         function, _, text = line.partition(": ")
         try:
             fields = json.loads(text)

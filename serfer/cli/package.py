@@ -101,7 +101,6 @@ def _chosen(options: PackageCommand, plan: Plan, settings: Settings) -> Options:
 
 
 def _store_of(directory: Path, plan: Plan, build: Path, settings: Settings) -> str:
-    """Return the store of the deployment that `build` has, or else the one that the plan was made for."""
     if is_build(build):
         return load_deployment(build).options.store
     return store_of(plan, settings.facts(), load_cold_plan(directory, plan))

@@ -72,7 +72,6 @@ def _found(result: str, url: str | None) -> Iterator[StoredResult]:
 
 
 def result_object(manifest: ResultManifest) -> dict[str, Any]:
-    """Return what --json says of a result."""
     return {
         "result": manifest.id,
         "model": manifest.model,
@@ -87,7 +86,6 @@ def result_object(manifest: ResultManifest) -> dict[str, Any]:
 
 
 def print_result(manifest: ResultManifest) -> None:
-    """Print a result's outputs, its id and when it expires."""
     rows = [
         (made.name, "x".join(map(str, made.shape)), made.dtype, byte_size(made.nbytes)) for made in manifest.outputs
     ]

@@ -72,7 +72,6 @@ def _check(images: Sequence[str], options: RunCommand) -> None:
 
 
 def _results_url(results: str | None, workers: str) -> str:
-    """Return the URL of the store of results; functions in AWS cannot write to this machine's."""
     settings = load_settings()
     if "memory" in schemes(results or settings.results or ""):
         raise UsageError("--keep: what lies in memory:// ends with this command: give --results another URL")

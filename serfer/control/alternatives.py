@@ -22,12 +22,10 @@ class Choice:
 
     @property
     def usd(self) -> float:
-        """Dollars of a million queries."""
         return self.plan.usd * _MILLION
 
     @property
     def verdict(self) -> str:
-        """The comparison with the others."""
         if self.plan.chosen:
             return "chosen"
         return "does not fit" if not self.plan.fits else "best" if self.best else "beaten"
@@ -46,7 +44,6 @@ def choices(plan: Plan) -> tuple[Choice, ...]:
 
 
 def query_of(plan: Plan) -> str:
-    """Say which query the alternatives' figures are of."""
     return f"one query ({100 * plan.cold_share:.3g}% of them cold)" if plan.cold_share else "one warm query"
 
 

@@ -19,7 +19,6 @@ class BatchTimes:
 
     @property
     def max_batch(self) -> int:
-        """The largest batch that was measured, in images."""
         return self.batches[-1][0]
 
     def batch_ms(self, images: int) -> float:

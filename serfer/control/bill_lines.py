@@ -20,11 +20,9 @@ class Line:
 
     @classmethod
     def priced(cls, facts: AwsFacts, item: str, quantity: float, unit: str, source: str) -> Line:
-        """Return a quantity at its price."""
         return cls(item, quantity, unit, quantity * facts.price(source), source)
 
     def times(self, factor: float) -> Line:
-        """Return so many times the line."""
         return replace(self, quantity=factor * self.quantity, usd=factor * self.usd)
 
 

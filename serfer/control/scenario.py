@@ -65,7 +65,6 @@ class CpuCredits:
 
     @property
     def spent(self) -> float:
-        """Credits a second at full speed."""
         return self.vcpus / _S_PER_MINUTE
 
     @property
@@ -105,7 +104,6 @@ class InstanceType(BatchTimes):
 
     @property
     def burstable(self) -> bool:
-        """Whether it sustains its speed for a while only."""
         return self.credits is not None
 
     @property
@@ -227,7 +225,6 @@ def read_scenario(path: Path) -> Scenario:
 
 
 def read_tables(path: Path, most_bytes: int) -> dict[str, Any]:
-    """Return a TOML file's tables; raises InputError where it is not TOML."""
     text = read_text(scenario_file(path), most_bytes)
     try:
         return tomllib.loads(text)

@@ -169,7 +169,6 @@ class OnlineLoad:
     of_account: bool = False
 
     def excess(self, limits: Thresholds) -> str:
-        """Return in words what is above a threshold, empty where nothing is."""
         if self.throttled:
             return f"{self.place} was refused {self.throttled:,} invocations (429)"
         if self.utilisation is not None and self.utilisation > limits.utilisation:
@@ -205,7 +204,6 @@ class OfflineThrottle:
         self._reason = "nothing is known yet of the online load"
 
     def resize(self, most: int) -> None:
-        """Allow at most so many; where as many ran as could, as many do again."""
         full = self._limit == self._most and not self._watches
         self._limit = most if full else min(self._limit, most)
         self._most = most
@@ -240,7 +238,6 @@ class OfflineThrottle:
         return min(1, self._most) if now - self._heard > self._limits.unknown_s else 0
 
     def reason(self, now: float) -> str:
-        """Return in words why nothing may start, empty where something may."""
         if self.limit(now):
             return ""
         if self._is_stale(now):

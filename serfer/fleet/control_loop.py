@@ -88,7 +88,6 @@ class ControlLoop(Loop):
 
     @property
     def acts(self) -> bool:
-        """Whether this driver leads, and the store answers it."""
         return self.hears and self.leads
 
     async def close(self) -> None:

@@ -72,7 +72,6 @@ class Status:
         return sum(status.hour_usd for status in self.types.values())
 
     def counts(self) -> tuple[bool, Mapping[Purchase, TypeStatus]]:
-        """Return what a change of is worth a line in the log: all but dollars."""
         return self.leads, {bought: replace(status, hour_usd=0.0) for bought, status in self.types.items()}
 
 

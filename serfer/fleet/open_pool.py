@@ -72,7 +72,6 @@ class Routing:
 
     @property
     def policy(self) -> str:
-        """The policy, as `make_policy` takes it."""
         return {AUTO: DEFAULT, GPU: "instances"}.get(self.route, self.route)
 
     @property

@@ -91,7 +91,6 @@ def _parts(text: str) -> list[tuple[str | None, str]]:
 
 
 def _purchase(key: str, scenario: Scenario) -> Purchase:
-    """Return the type and market that a part of `--instances` is of; raises UsageError."""
     names = [kind.name for kind in scenario.instances]
     name, _, market = key.rpartition("/")
     bought = Purchase(name, Market(market)) if key not in names and market in [*Market] else Purchase(key)

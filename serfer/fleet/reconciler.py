@@ -125,7 +125,6 @@ class Reconciler:
                 self._note_end(known, now, ends=member.state == "draining")
 
     def _note_end(self, known: _SeenInstance, now: float, *, ends: bool) -> None:
-        """Note that an instance ends without being asked, or that it is broken."""
         known.leaves, known.broken = now, not ends
         known.taken = ends and self._is_spot
         self._interrupted += known.broken and known.was_ready and self._is_spot

@@ -110,7 +110,6 @@ class PoolView:
 
     @property
     def in_flight(self) -> int:
-        """Queries of the other drivers that run on Lambda."""
         return sum(load.in_flight for load in self.others)
 
     @property
@@ -249,7 +248,6 @@ class DriverRegistry(ABC, Generic[L]):
         return json.dumps(unstructure(record), separators=(",", ":")).encode()
 
     def _decoded(self, value: bytes) -> Record[L]:
-        """Return a record without what is not valid in it."""
         if len(value) > self._most_bytes:
             return Record()
         try:

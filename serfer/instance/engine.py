@@ -155,7 +155,6 @@ class Engine:
         self._device.look()
 
     def detach(self) -> Network | None:
-        """Return the network, which must have nothing to do, and be without one."""
         network, self.network, self.trouble = self.network, None, ""
         return network
 

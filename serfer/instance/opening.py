@@ -77,7 +77,6 @@ class Instance:
 
     @property
     def default(self) -> Resident:
-        """The network that is meant where none is named."""
         return self.residents[next(iter(self.pipelines))]
 
 

@@ -99,7 +99,6 @@ class Residents:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="serfer-loader")
 
     def add(self, name: str, measured: NetworkMeasurement, network: Network | None, window_s: float) -> Resident:
-        """Serve one more network, which is in memory if it is given."""
         engine = Engine(
             measured.plan,
             network,

@@ -42,7 +42,6 @@ class Acceptor:
             self._listener.close()
 
     async def settled(self) -> None:
-        """Wait until the protocols of all connections that were accepted have been made."""
         if self._starting:
             await asyncio.wait(self._starting)
 

@@ -131,7 +131,6 @@ def free_port(also: int = 0) -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return so many different ports of 127.0.0.1 that are free just now."""
     with contextlib.ExitStack() as held:
         probes = [held.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:

@@ -68,12 +68,10 @@ class DriverProcess:
 
     @property
     def pid(self) -> int | None:
-        """The process id, None while there is no process."""
         return self._process.pid if self._process else None
 
     @property
     def port(self) -> int:
-        """The port on 127.0.0.1, 0 until it is known."""
         return urlsplit(self.url).port or 0
 
     async def start(self) -> None:

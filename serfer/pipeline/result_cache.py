@@ -84,7 +84,6 @@ class ResultCache:
         self._ttl = ttl
 
     def key(self, parts: Iterable[Bytes]) -> str:
-        """Return the key of a question, of an array's shape, type and values."""
         digest = hashlib.sha256(answer_digest(self._plan).encode())
         for part in parts:
             view = memoryview(part).cast("B")

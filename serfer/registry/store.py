@@ -177,7 +177,6 @@ class RegistryStore:
             return 0
 
     def head(self, key: str, most_bytes: int) -> bytes:
-        """Return the first bytes of an object; raises FileNotFoundError."""
         return bytes(self.objects.get(key, options={"range": (0, most_bytes)}).bytes())
 
     def names(self, prefix: str) -> list[str]:
@@ -225,7 +224,6 @@ class RegistryStore:
         return [DocumentVersion(_number(n), meta["size"] - NONCE - 1, _written(meta)) for n, meta in reversed(kept)]
 
     def read_version(self, name: str, version: str, most_bytes: int = MAX_DOCUMENT_BYTES) -> bytes | None:
-        """Return a version's content, None where it is not kept."""
         folder = _document(name)
         if not re.fullmatch(r"\d{12}", version, re.ASCII):
             return None

@@ -176,7 +176,6 @@ def _weights_url(plans: Sequence[tuple[Plan, Path]], settings: Settings) -> str:
 
 
 async def start_service(service: LambdaService) -> None:
-    """Start a local Lambda service; raises UnavailableError where its port is taken."""
     try:
         await service.start()
     except OSError as error:

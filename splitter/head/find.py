@@ -120,7 +120,6 @@ def _logits(graph: Graph, nodes: Sequence[Node]) -> str | None:
 
 
 def with_linear_head(graph: Graph, head: Head, layer: Linear) -> Graph:
-    """Return the graph with global average pooling and `layer` in the head's place."""
     trunk, after = split_at(graph, head.trunk_end)
     tail = after[next(index for index, node in enumerate(after) if node.output == head.logits) + 1 :]
     pooled, vector, weight, bias = (_fresh(graph, f"gap.{name}") for name in ("pooled", "vector", "weight", "bias"))

@@ -32,7 +32,6 @@ class Scaling:
         return cls(features.mean(axis=0, dtype=np.float64), np.where(deviation > 1e-8, deviation, 1.0))  # noqa: PLR2004 - rounding noise
 
     def apply(self, features: Array) -> Array:
-        """Return features (N, C) with mean 0 and deviation 1."""
         return ((features - self.mean) / self.deviation).astype(np.float32)
 
     def fold(self, layer: Linear) -> Linear:

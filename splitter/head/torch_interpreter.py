@@ -47,7 +47,6 @@ class Trainable:
 
 
 def unknown_kinds(nodes: Sequence[Node]) -> list[str]:
-    """Return the kinds of operators that cannot be run here."""
     return sorted({node.kind for node in nodes if node.kind not in _RULES or _refused(node)})
 
 

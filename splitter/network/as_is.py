@@ -239,7 +239,6 @@ def _graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Yield operators, and those of the graphs inside them."""
     for node in nodes:
         yield node
         for graph in _graphs(node):

@@ -142,7 +142,6 @@ def _depending(nodes: Iterable[onnx.NodeProto], names: Iterable[str]) -> set[str
 
 
 def made_by(makers: Mapping[str, onnx.NodeProto], names: Sequence[str], given: set[str]) -> list[onnx.NodeProto]:
-    """Return the operators that make tensors from those `given`."""
     waiting, found = [*names], dict[int, onnx.NodeProto]()
     while waiting:
         name = waiting.pop()

@@ -65,7 +65,6 @@ def plain(graph: Graph, *, any_size: bool = False) -> Graph:
 
 
 def without_identities(graph: Graph) -> Graph:
-    """Return the graph without operators that do nothing once a network is trained."""
     same: dict[str, str] = {}
     nodes = []
     for node in graph.nodes:

@@ -275,7 +275,6 @@ def read_labels(path: Path) -> tuple[str, ...]:
 
 
 def _read_text(path: Path, most: int) -> str:
-    """Return a text file of at most `most` bytes, without a byte order mark."""
     try:
         if path.exists() and not path.is_file():
             raise InputError(f"{path} is not a file")

@@ -282,14 +282,12 @@ class _Rewrite:
         return name
 
     def free_open_sizes(self) -> None:
-        """Leave the sizes open that exporters of PaddlePaddle write as -1."""
         for dim in (dim for value in self.model.inputs for dim in value.type.tensor_type.shape.dim):
             if dim.dim_value == -1:
                 dim.ClearField("dim_value")
                 self.changed = True
 
     def drop_repeated_outputs(self) -> None:
-        """List each output once: answers have them by name."""
         outputs = {value.name: value for value in self.graph.output}
         if len(outputs) < len(self.graph.output):
             kept = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in outputs.values()]

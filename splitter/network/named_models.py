@@ -175,7 +175,6 @@ def read_weights(path: Path) -> Weights:
 
 
 def check_weights_file(path: Path) -> None:
-    """Refuse what is not a file of weights' size before it is read; raises ModelError."""
     try:
         size = path.stat().st_size
         if path.is_file() and zipfile.is_zipfile(path):

@@ -65,12 +65,10 @@ class _Inferred:
         return cls(shapes, {name: node for node in graph.node for name in node.output}, constants)
 
     def size(self, name: str) -> int | None:
-        """Return the number of a tensor's values, None where that is not known."""
         shape = self.shapes.get(name)
         return None if shape is None or None in shape else prod(size for size in shape if size is not None)
 
     def before(self, name: str) -> Iterator[onnx.NodeProto]:
-        """Yield the operators that a tensor depends on, the nearest first."""
         waiting, seen = [name], set[str]()
         while waiting:
             node = self.makers.get(waiting.pop(0))

@@ -161,7 +161,6 @@ def _of_one_image(value: NDArray[Any], tensor: OutputTensor) -> NDArray[Any]:
 
 
 def _dims(value: NDArray[Any]) -> tuple[int, ...]:
-    """Return the shape of one image's output without an axis for images."""
     return value.shape[1:] if value.shape[:1] == (1,) else value.shape
 
 

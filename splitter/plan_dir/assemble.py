@@ -86,7 +86,6 @@ class _StagePart:
 
     @cached_property
     def tiles(self) -> list[_TilePart]:
-        """Every tile's part, each with its exact input rectangles and its graph."""
         graph, nodes, grid = self.graph, self.nodes, self.choice.grid
         rects = {name: tile_rects(graph, name, grid) for name in self.outputs}
         targets = [{name: rects[name][number] for name in self.outputs} for number in range(grid.tiles)]

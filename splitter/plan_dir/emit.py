@@ -23,12 +23,10 @@ _SAME_CLASS = frozenset({"Cast", "Identity", "Squeeze", "Unsqueeze"})
 
 
 def input_name(number: int) -> str:
-    """Return the name of its stage's input `number` in a tile's graph."""
     return f"input{number}"
 
 
 def output_name(number: int) -> str:
-    """Return the name of its stage's output `number` in a tile's graph."""
     return f"output{number}"
 
 

@@ -45,10 +45,8 @@ def write_functions(tiles: Sequence[TileGraph], groups: Sequence[Sequence[int]],
 
 
 def half_weights(tiles: Sequence[TileGraph]) -> frozenset[str]:
-    """Return the weights that some tile stores in fp16."""
     return frozenset().union(*(tile.half for tile in tiles))
 
 
 def artefact(path: Path, root: Path) -> Artefact:
-    """Return the record of a file of the plan directory `root`."""
     return Artefact(path.relative_to(root).as_posix(), path.stat().st_size, file_sha256(path))

@@ -38,7 +38,6 @@ class WeightsFile:
         return key in self._constants
 
     def slices_of(self, base: str) -> list[Slice]:
-        """Return the parts of a constant that the file holds."""
         slices = (Slice.parse(key) for key in self._constants)
         return [part for part in slices if part and part.base == base]
 
@@ -54,7 +53,6 @@ class WeightsFile:
                 file.write(bytes(-file.tell() % _ALIGNMENT))
 
     def is_half(self, key: str) -> bool:
-        """Return whether a constant is stored in fp16."""
         return key in self._half
 
     def reference(self, key: str, name: str, location: str) -> TensorProto:

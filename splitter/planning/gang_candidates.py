@@ -64,7 +64,6 @@ class GangCandidates:
         self._made = {node.output: index for index, node in enumerate(graph.nodes)}
 
     def positions(self, grid: Grid) -> set[int]:
-        """Return where stages of gangs on a grid may begin and end."""
         if grid not in self.spans:
             return set()
         starts, stops = zip(*self.spans[grid], strict=True)

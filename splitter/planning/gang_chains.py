@@ -124,7 +124,6 @@ class GangStages:
         return True
 
     def add_tail(self, work: StageWork) -> None:
-        """Add a last stage on one tile, which the first member computes."""
         key = tuple(self._layout(access.tensor) for access in work.accesses)
         if key not in self._known_halos:
             self._known_halos[key] = self._priced([(self._gathered(access), True) for access in work.accesses])
@@ -200,7 +199,6 @@ class GangStages:
         return not self.graph.shape(tensor).flat and counts == (self.grid.rows, self.grid.cols)
 
     def _tile_spans(self, tensor: str) -> tuple[Spans, Spans]:
-        """Return the rows and columns of a tensor that each row and column of tiles has."""
         if tensor not in self._known_parts:
             shape, pooled = self._layout(tensor)
             sizes = (self.grid.rows, self.grid.cols) if pooled else (shape.height, shape.width)

@@ -62,7 +62,6 @@ class Fit:
     apart: bool = False
 
     def cold_seconds(self, platform: Platform) -> float:
-        """Predict how many seconds a cold start adds to an invocation."""
         return cold_seconds(self.weight_bytes, self.weights_in, platform.functions)
 
     def starts_usd(self, tasks: int, memory_mb: Floats, platform: Platform, start: int) -> Floats | None:
@@ -85,7 +84,6 @@ class FunctionLimits:
     storage: WeightStorage
 
     def of_stage(self, work: StageWork) -> Fit | None:
-        """Return how the functions of a stage hold it, or None where they cannot."""
         if work.grid.columns and self.storage.apart:
             return self._held_apart(work.start, work.stop, work.grid)
         return self._find_place(work.start, work.stop, work.grid if work.grid.columns else None)

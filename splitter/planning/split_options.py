@@ -31,7 +31,6 @@ When = Literal["auto", "never", "always"]
 
 
 def size_in(option: str, size: str) -> tuple[int, int]:
-    """Read an option's HEIGHTxWIDTH; raises UsageError."""
     match = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", size)
     if match is None:
         raise UsageError(f"{option} {size!r} is not a size: write HEIGHTxWIDTH such as 224x224")
@@ -39,7 +38,6 @@ def size_in(option: str, size: str) -> tuple[int, int]:
 
 
 def stage_count(stages: int | str | None) -> int | None:
-    """Read the number of stages, None for "auto"; raises UsageError."""
     if stages in ("auto", None):
         return None
     if isinstance(stages, bool) or not (isinstance(stages, int) or str(stages).isdecimal()):
@@ -183,7 +181,6 @@ class SplitOptions(FunctionOptions):
 
     @property
     def asks_for_columns(self) -> bool:
-        """Whether a spread by columns was requested for some stage."""
         grids = self.grids.per_stage or ((self.grids.requested,) if self.grids.requested else ())
         return any(grid.columns for grid in grids)
 
@@ -242,7 +239,6 @@ def places_of(weights: str) -> tuple[str, ...]:
 
 
 def check_gang(gang: str, store: str) -> None:
-    """Refuse gangs over a store that cannot carry messages between functions."""
     if gang == "always" and not exchanges(store):
         raise UsageError(f"a gang's functions cannot wait for one another's messages in {store}: use --set gang=never")
 

@@ -380,7 +380,6 @@ class _StageAxis:
         self._known_views: dict[tuple[str, int], _Axis] = {}
 
     def sizes(self, index: int) -> _Sizes:
-        """Return how many rows of a node's output each part needs."""
         while self._walk.position > index:
             out = self._walk.step()
             at, spans = self._walk.position, self._walk.spans
@@ -394,7 +393,6 @@ class _StageAxis:
         return self._at_cut[index].get(tensor)
 
     def target(self, tensor: str) -> _Sizes:
-        """Return how many rows of one of the stage's outputs each part writes."""
         return self._interned.sizes(self._walk.targets[tensor])
 
     def is_target(self, tensor: str) -> bool:
@@ -405,7 +403,6 @@ class _StageAxis:
         return self.is_target(tensor) or len(self._walk.reads.get(tensor, ())) > 1
 
     def readers(self, tensor: str, cut: int | None) -> tuple[int, ...]:
-        """Return the nodes, from `cut` on, that read parts of a tensor."""
         return tuple(reader for reader, _ in self._walk.reads.get(tensor, ()) if reader >= (cut or 0))
 
     def views(self, tensor: str, cut: int | None) -> _Axis:

@@ -60,7 +60,6 @@ class CandidateStage:
 
 
 def fits_inline(size: float) -> bool:
-    """Return whether so many bytes between two stages may ride along with the driver."""
     return size <= INLINE_MOST
 
 

@@ -44,7 +44,6 @@ def measured(model: Path, inputs: Path) -> tuple[float, int]:
 
 
 def main() -> None:
-    """Run a model and print what it took."""
     import onnxruntime as ort  # noqa: PLC0415 - what it takes is counted apart
 
     from serfer.core.costs.sessions import set_threads  # noqa: PLC0415 - same

@@ -21,7 +21,6 @@ Along = Callable[[Graph, Node], Collection[int] | None]
 
 
 def rank(graph: Graph, node: Node) -> int:
-    """Return how many axes the first activation that an operator reads has."""
     return len(graph.shapes[graph.activations(node)[0]])
 
 

@@ -84,7 +84,6 @@ class FullyConnected(Rule):
 
 
 def is_fully_connected(graph: Graph, node: Node) -> bool:
-    """Return whether the operator multiplies a vector by a constant matrix."""
     if node.kind not in ("Gemm", "MatMul") or len(node.inputs) < 2:  # noqa: PLR2004 - x and the matrix
         return False
     straight = not node.attributes.get("transA", 0) and node.inputs[1] in graph.weights

@@ -54,7 +54,6 @@ class AxisNode:
 
 
 def axis_node(graph: Graph, node: Node, axis: int) -> AxisNode:
-    """Return an operator's data for the walk along ROW_AXIS or COL_AXIS."""
     return graph.once(_axis_node, node, axis)
 
 
@@ -172,7 +171,6 @@ def whole_regions(graph: Graph, nodes: Iterable[Node]) -> Regions:
 
 
 def tile_macs(graph: Graph, nodes: Iterable[Node], regions: Regions) -> int:
-    """Count the multiply-accumulates of one image in a tile, halo included."""
     return sum(operators.macs(graph, node, regions[node.output].area) for node in nodes)
 
 

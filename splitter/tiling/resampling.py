@@ -35,7 +35,6 @@ class _Selection(Rule):
         return tabulated(chosen, chosen + 1)
 
     def local(self, tile: TileOperator) -> _Picks:
-        """Return the indices that a tile selects of its part of the input."""
         region, need = tile.region, tile.read.clipped
         picks = dict(self.picks(tile.graph, tile.node) or {})
         places = tile.graph.axes(tile.node.inputs[0]) or NCHW

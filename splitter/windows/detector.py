@@ -47,7 +47,6 @@ class Detector:
         return lcm(*self.decoder.strides)
 
     def padded(self, size: _Size) -> _Size:
-        """Return the size to which an image of `size` is padded."""
         height, width = (-(-side // self.multiple) * self.multiple for side in size)
         return height, width
 

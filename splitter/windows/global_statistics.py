@@ -62,7 +62,6 @@ def with_statistics(graph: Graph, other: Graph | None = None) -> Graph:
 
 
 def passes_of(graph: Graph) -> int:
-    """Return how many passes over the image come before the map."""
     return max((statistic.number + 1 for statistic in graph.statistics), default=0)
 
 

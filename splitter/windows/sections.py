@@ -139,7 +139,6 @@ class _Flow:
         self.left.setdefault(end, {}).setdefault(start, 0)
 
     def cut(self) -> set[_Vertex]:
-        """Return the vertices on the source's side of a smallest cut."""
         while _SINK in (before := self._before()):
             path, end = list[tuple[_Vertex, _Vertex]](), _SINK
             while end != _SOURCE:

@@ -42,7 +42,6 @@ class Strides:
         return int(self.rates[tensor] * self.stride)
 
     def finest(self, tensors: Sequence[str]) -> str:
-        """Return the tensor with the most rows, the first of several."""
         return max(tensors, key=lambda name: self.rates[name])
 
 

@@ -49,7 +49,6 @@ class AxisSpans:
     keeps: tuple[str, ...] = ()
 
     def __len__(self) -> int:
-        """Return how many windows there are."""
         return len(self.shapes)
 
     def span(self, tensor: str, window: int) -> Span:

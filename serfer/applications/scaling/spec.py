@@ -47,7 +47,6 @@ class InstancePool:
 
 
 def parse_instances(text: str) -> tuple[InstancePool, ...]:
-    """Return the pools that a value of `variant_instances` names; raises UsageError."""
     try:
         parts = split_specs(text.replace("|", ",") if text.startswith("static:") else text)
         pools = {kind or "": _pool(kind or "", spec) for kind, spec in parts}

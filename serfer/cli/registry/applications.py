@@ -276,7 +276,6 @@ def _name_versions(networks: dict[str, int]) -> str:
 
 
 def _state_of(application: Application, version: NetworkVersion) -> str:
-    """Return what a network version does: "live", "canary", "shadow", "retired", or "other"."""
     if version.retired:
         return "retired"
     live, canary = application.live_release, application.canary
@@ -317,7 +316,6 @@ def _variant_object(variant: Variant) -> dict[str, Any]:
 
 
 def print_variants(versions: Iterable[tuple[NetworkVersion, str]]) -> None:
-    """Print the variants of network versions, each version with its state."""
     retired, rows = [], []
     for version, state in versions:
         if version.retired:

@@ -59,7 +59,6 @@ def scenario_of(options: LoadOptions, whole: Plan, facts: AwsFacts) -> Scenario:
 
 
 def read_load_of(options: LoadOptions, progress: Callable[[str], None]) -> Trace:
-    """Return the load; raises InputError for a file that is not one."""
     from serfer.cost.loads.reading import read_load  # noqa: PLC0415 - the command line starts fast
     from serfer.cost.loads.trace import Trace  # noqa: PLC0415 - same
 

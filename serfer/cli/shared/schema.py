@@ -156,6 +156,5 @@ def given_settings(context: typer.Context) -> Mapping[str, Given]:
 
 
 def settings_of(context: typer.Context) -> Settings:
-    """Return the settings with the options and keys of a command."""
     found: Settings = context.meta[_SETTINGS]
     return found

@@ -45,7 +45,6 @@ class ExpertRules:
         self._walk: Floats = self.cost.copy()
 
     def grow(self, levels: int) -> None:
-        """Append levels, which are off and cost nothing, up to so many."""
         more = levels - len(self.on)
         self.on = np.vstack([self.on, np.zeros((more, len(SIZES)), np.bool_)])
         self.cost, self._boot, self._walk = (

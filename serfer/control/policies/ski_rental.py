@@ -65,7 +65,6 @@ class WorkFunction:
         self.on: list[bool] = []
 
     def grow(self, levels: int) -> None:
-        """Append levels, which are off and were never used, up to so many."""
         more = levels - len(self.gap)
         self.gap += [self._start] * more
         self.on += [False] * more

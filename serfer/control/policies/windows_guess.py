@@ -142,7 +142,6 @@ class KeepAlivePredictor:
 
     @property
     def serves(self) -> bool:
-        """Whether its instance is on and has booted."""
         return self._state > BOOT_TICKS
 
     def tick(self, units: float) -> None:
@@ -207,7 +206,6 @@ class WindowsGuess:
 
     @property
     def on(self) -> Bools:
-        """The levels that should be on: (levels,)."""
         return np.array([bool(predictor.on) for predictor in self._predictors], np.bool_)
 
     def grow(self, levels: int) -> None:

@@ -48,7 +48,6 @@ class Ranking:
         self.weight = self._cumulated[-1]
 
     def pick(self, draw: float) -> str:
-        """Return the place that a draw in [0, 1) picks by weight."""
         if len(self.names) == 1:
             return self.names[0]
         return self.names[min(bisect_right(self._cumulated, draw * self.weight), len(self.names) - 1)]

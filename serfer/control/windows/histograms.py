@@ -36,7 +36,6 @@ class IdleHistogram:
         self._counts = np.zeros(BINS + 1, np.int64)
 
     def add(self, now_s: float, idle_s: float) -> None:
-        """Count an idle time that ended at `now_s`."""
         self.pass_time(now_s)
         number = min(int(max(idle_s, 0.0) // BIN_S), BINS)
         self._slots[self._slot % SLOTS, number] += 1

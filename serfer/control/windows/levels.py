@@ -84,7 +84,6 @@ class WarmLevels:
         return self._busy + sum(windows.warm_at(now_s - since) for since, windows in (one for one in idle if one))
 
     def idle(self, now_s: float) -> tuple[IdlePeriod, ...]:
-        """Return the idle times that last, up to now."""
         found = [level.idle for level in self._levels if level.idle is not None]
         return tuple(IdlePeriod(since, now_s, windows) for since, windows in found)
 

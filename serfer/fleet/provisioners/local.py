@@ -45,12 +45,10 @@ class Identity:
 
     @property
     def lives(self) -> bool:
-        """Whether this very process runs."""
         process = _look(self.pid)
         return process is not None and process[0] == self and process[1] not in _GONE
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to this very process, if it still runs."""
         with suppress(ProcessLookupError, PermissionError):
             descriptor = os.pidfd_open(self.pid)
             try:

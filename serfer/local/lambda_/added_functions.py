@@ -43,7 +43,6 @@ class Additions:
         task.add_done_callback(self._tasks.discard)
 
     async def stop(self) -> None:
-        """Add nothing more, and wait for what is being made."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -66,7 +65,6 @@ class Additions:
 
 
 def _directory(body: bytes) -> Path:
-    """Return the absolute path that a request's body names; raises ValueError."""
     if len(body) > _MOST_BYTES:
         raise ValueError(f"more than {_MOST_BYTES:,} bytes to name a directory")
     try:

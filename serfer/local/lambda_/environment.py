@@ -126,7 +126,6 @@ class Environment:
             self._gone()
 
     def assign(self, invocation: Invocation) -> None:
-        """Run an invocation: at once on a worker that waits for one, else when it asks."""
         self._invocation = invocation
         if self._host.freezes and self._process is not None:
             self._process.go_on()
@@ -138,7 +137,6 @@ class Environment:
             self._deliver(self._next)
 
     def kill(self) -> None:
-        """Close the port and kill the worker; `reaped` is set when nothing is left."""
         self.dead = True
         self._disarm()
         if self._share is not None:
@@ -253,7 +251,6 @@ class Environment:
         self._fail(kind, f"RequestId: {request_id} Error: {reason}")
 
     def _fail(self, kind: str, message: str) -> None:
-        """Kill the environment and end its invocation with an error of Lambda's own."""
         self.crashed = True
         self.kill()
         self._settle(json.dumps({"errorType": kind, "errorMessage": message}).encode(), kind)

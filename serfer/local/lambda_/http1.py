@@ -65,14 +65,12 @@ class HttpServer:
         self.open = True
 
     def listen(self, host: str, port: int = 0) -> int:
-        """Open the port (0: any free one) and return it; raises OSError if it is taken."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=1024)
         self._acceptor = Acceptor(listener, lambda: _Connection(self))
         return int(listener.getsockname()[1])
 
     def close(self) -> None:
-        """Close the port and drop every connection at once; a second call does nothing."""
         self.open = False
         if self._acceptor is not None:
             self._acceptor.close()

@@ -79,7 +79,6 @@ class EnvironmentPool:
         return environment
 
     def expire(self) -> None:
-        """End the environments that have been idle for the keep-alive time."""
         oldest = self._host.clock() - self._keep_alive_s
         for idle in self._idle.values():
             while idle and (idle[0].dead or idle[0].idle_since <= oldest):
@@ -92,7 +91,6 @@ class EnvironmentPool:
             self.expire()
 
     async def stop(self) -> None:
-        """Kill every environment and wait until nothing is left of any."""
         self._stopping = True
         if self._memory_check is not None:
             self._memory_check.cancel()

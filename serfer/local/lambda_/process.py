@@ -77,7 +77,6 @@ class WorkerProcess:
             self._close_output()
 
     def memory(self) -> int:
-        """Return the process's resident memory in bytes, 0 once it has ended."""
         try:
             return int(os.pread(self._statm, 64, 0).split()[1]) * _PAGE
         except (OSError, IndexError):
@@ -91,7 +90,6 @@ class WorkerProcess:
             return 0.0
 
     def kill(self) -> None:
-        """Kill the process and what it started; `on_exit` follows."""
         self._signal(signal.SIGKILL)
 
     def stand_still(self) -> None:

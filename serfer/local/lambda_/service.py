@@ -348,7 +348,6 @@ def _throttle(exchange: Exchange) -> None:
 
 
 def refuse(exchange: Exchange, status: int, kind: str, message: str, reason: str | None = None) -> None:
-    """Answer with an error that boto3 turns into its exception class of that name."""
     body = {"Type": "User", "message": message, "Message": message}
     if reason is not None:
         body["Reason"] = reason

@@ -72,7 +72,6 @@ class StepFunctionsServer(LocalServer):
         return output and output.rpartition("\n")[2]
 
     def _command(self) -> tuple[list[str], dict[str, str]]:
-        """Return the service's command line and all that it sees of an environment."""
         address, port = f"127.0.0.1:{self._port}", str(self._port)
         if self._kind == "standard":
             installed("moto")
@@ -95,7 +94,6 @@ class StepFunctionsServer(LocalServer):
                 return False
 
     def _deploy(self, functions: Iterable[str], lambda_url: str, definition: Mapping[str, Any]) -> str:
-        """Create the state machine and return its ARN; ministack gets the functions too."""
         if self._kind == "express":
             with self._client("lambda") as client:
                 for name in functions:

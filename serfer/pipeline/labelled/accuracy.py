@@ -71,7 +71,6 @@ def correct_answers(answer: Any, labels: NDArray[np.int64]) -> int:  # noqa: ANN
 
 
 def check_labelled(plan: Plan) -> None:
-    """Refuse a network that has no accuracy; raises PlanError."""
     if not plan.classifies or plan.windows:
         raise PlanError(
             f"{plan.model} does not classify whole images: labelled images say nothing of it; register it without them"

@@ -160,7 +160,6 @@ def _price(usd: float) -> str:
 
 
 def cold_figures(decision: Decision, budget: Budget) -> ColdFigures:
-    """Predict a query on a plan where nothing is warm."""
     facts = budget.facts.functions
     steps, usd, warming = [], 0.0, 0.0
     for number, step in enumerate(_steps(decision)):

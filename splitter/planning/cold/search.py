@@ -70,7 +70,6 @@ class _Earliest:
     last: list[tuple[_ColdEdge, _State] | None]
 
     def better(self, seconds: Floats, each: _ColdEdge, state: _State) -> None:
-        """Take over the ends that come earlier by a stage after another state."""
         for count in np.flatnonzero(seconds < self.seconds):
             self.seconds[count], self.last[count] = seconds[count], (each, state)
 
@@ -163,7 +162,6 @@ def _cheapest(stages: Sequence[tuple[_ColdEdge, int]], limit: float) -> ColdChai
 
 
 def _undominated(choices: Iterator[tuple[float, float, tuple[int, ...]]]) -> list[tuple[float, float, tuple[int, ...]]]:
-    """Keep the memories that no others beat in both seconds and dollars."""
     kept: list[tuple[float, float, tuple[int, ...]]] = []
     for choice in sorted(choices):
         if not kept or choice[1] < kept[-1][1]:

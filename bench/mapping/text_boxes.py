@@ -51,9 +51,10 @@ def merged(boxes: Boxes, least: float = 0.5) -> Boxes:
     """Return boxes of overlapping windows as SAHI 0.12.8 does by default (GREEDYNMM, IOS, 0.5).
 
     From the best box on, each takes in those that share `least` of the smaller one's area with it, as long as they
-    still do with what it has become, and has the rectangle around all of them.
+    still do with what it has become, and has the rectangle around all of them. Of boxes as good, the leftmost is first.
     """
-    boxes = boxes[np.argsort(-boxes[:, 4], kind="stable")]
+    top, left, bottom, right, scores = boxes.T
+    boxes = boxes[np.lexsort((bottom, right, top, left, -scores))]
     alone = np.ones(len(boxes), bool)
     kept = []
     for number, box in enumerate(boxes):

@@ -104,6 +104,14 @@ def test_boxes_of_overlapping_windows_merge_as_in_sahi():
     assert found[:, :4].tolist() == [[0, 0, 40, 700], [60, 0, 100, 400], [5, 20, 35, 60]]
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (2, 1, 0)])
+def test_boxes_as_good_merge_as_in_sahi_in_any_order(order):
+    """What sahi 0.12.8 returns: of equal scores, the smallest x comes first, then y."""
+    three = [box(0, 80, 100, 180, 0.9), box(0, 0, 100, 100, 0.9), box(0, 40, 100, 140, 0.9)]
+    found = merged(boxes(*(three[index] for index in order)))
+    assert found[:, :4].tolist() == [[0, 0, 100, 140], [0, 80, 100, 180]]
+
+
 def test_a_line_is_the_same_cut_doubled_or_lost_and_boxes_elsewhere_are_added():
     reference = boxes(*(box(top, 0, top + 40, 1000) for top in (0, 100, 200, 300, 400)))
     found = boxes(

@@ -147,3 +147,6 @@ def test_files_plans_and_names_are_served_in_their_order(file, lean, cache, monk
     assert served_models(None, None, ["alexnet"]) == {"small": lean}
     with pytest.raises(UsageError, match=f"two models are called net: name one of them, NAME={lean}$"):
         served_models(None, None, [f"net={file}", f"net={lean}"])
+    unnamed = file.with_name("модель.onnx")
+    unnamed.write_bytes(file.read_bytes())
+    assert [*served_models(None, None, [str(unnamed)])] == ["network"]

@@ -81,7 +81,7 @@ def served_models(
                 with status_lines() as progress:
                     directory = plan_of(directory, file, progress, deployed=deployed)
             plan = load_plan(directory)
-            called = match[1] if match else _NAME.sub("-", plan.model)
+            called = match[1] if match else (_NAME.sub("-", plan.model).strip("-") or "network")
         check_whole_images(plan)
         if plan.untrained:
             complain(f"{called} has random weights: its answers mean nothing")

@@ -69,7 +69,9 @@ class _TransientError(Exception):
 
 
 _REQUESTS = RetryPolicy("s3", _TransientError, Backoff(base=0.075, longest=0.3, factor=4.0), attempts=3)
+_READS = replace(_REQUESTS, attempts=4)
 _ONCE = replace(_REQUESTS, attempts=1)
+_FIRST_READS_S = (0.5, 1.0, 2.0)  # a response that stalls rarely does so again; the last attempt has READ_S
 
 
 class _Keys:
@@ -105,7 +107,9 @@ class _Keys:
 
 
 class S3Client:
-    """Sends requests for one bucket, each up to three times on transient failures, once to a server that is silent.
+    """Sends requests for one bucket, reads up to four times on transient failures and all else up to three times.
+
+    A server that is silent, or stalls in the middle of a response, is asked again for what is read alone.
 
     Methods raise RefusedError for a refusal, StoreUnavailableError where no answer comes, or none of an S3 server.
     """
@@ -129,10 +133,10 @@ class S3Client:
             options = {"range": (start, start + length)}
         elif start:
             options = {"range": {"offset": start}}
-        return self._ask(lambda store: _object_of(obstore.get(store, name, options=options), read=True))
+        return self._read(name, options)
 
     def head(self, name: str) -> S3Object:
-        return self._ask(lambda store: _object_of(obstore.get(store, name, options={"head": True}), read=False))
+        return self._read(name, {"head": True})
 
     def put(
         self,
@@ -153,7 +157,7 @@ class S3Client:
                 chunk_size=part or _SMALL,
                 max_concurrency=_PARTS_AT_ONCE,
             ),
-            read_s=READ_S if len(body) <= _SMALL else _LARGE_S,
+            reads_s=[READ_S if len(body) <= _SMALL else _LARGE_S],
         )
         return put["e_tag"] or ""
 
@@ -174,29 +178,40 @@ class S3Client:
     def sign(self, name: str, lifetime_s: int) -> str:
         return self._ask(lambda store: obstore.sign(store, "GET", name, timedelta(seconds=lifetime_s)))
 
+    def _read(self, name: str, options: "GetOptions") -> S3Object:
+        return self._ask(
+            lambda store: _object_of(obstore.get(store, name, options=options), read="head" not in options),
+            _READS,
+            [*_FIRST_READS_S, READ_S],
+        )
+
     def _ask(
         self,
         request: Callable[[obstore.store.S3Store], _T],
         policy: RetryPolicy = _REQUESTS,
-        read_s: float | None = None,
+        reads_s: Sequence[float] = (),
     ) -> _T:
-        read_s = READ_S if read_s is None else read_s
-        store = self._stores.get(read_s) or self._stores.setdefault(
-            read_s, open_bucket(self.address, self._session, self._bucket, read_s, self._keys)
-        )  # threads that come at once use one, and with it one session
+        """Send a request; `reads_s` is how long each attempt waits for bytes: while some are left, silence is retried."""
+        left = list(reads_s or [READ_S])
 
         def attempt() -> _T:
+            read_s = left.pop(0) if len(left) > 1 else left[0]
             try:
-                return request(store)
+                return request(self._store(read_s))
             except (BaseError, FileNotFoundError, ValueError) as error:
-                raise self._explain(error) from error
+                raise self._explain(error, silence_passes=read_s != left[-1]) from error
 
         try:
             return retry(attempt, policy, self._sleep)
         except _TransientError as last:
             raise last.args[0] from last.__cause__
 
-    def _explain(self, error: Exception) -> Exception:
+    def _store(self, read_s: float) -> obstore.store.S3Store:
+        return self._stores.get(read_s) or self._stores.setdefault(
+            read_s, open_bucket(self.address, self._session, self._bucket, read_s, self._keys)
+        )  # threads that come at once use one, and with it one session
+
+    def _explain(self, error: Exception, *, silence_passes: bool) -> Exception:
         """Return what an error of obstore's means; it is transient where another attempt may not meet it."""
         text = str(error)
         if self._keys.problem and "credential provider" in text:
@@ -207,7 +222,7 @@ class S3Client:
             return _TransientError(refused) if answer.status in _TRANSIENT else refused
         if "HTTP error" not in text and "HttpError" not in text:
             return no_s3(self.address, Answer(200, b""))
-        failed, passes = unreachable(self.address, text)
+        failed, passes = unreachable(self.address, text, silence_passes=silence_passes)
         return _TransientError(failed) if passes else failed
 
 

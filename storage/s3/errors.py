@@ -67,14 +67,14 @@ class Answer:
         return " ".join(match[1].decode(errors="replace").split()) if match else ""
 
 
-def unreachable(where: Address, text: str) -> tuple[StoreUnavailableError, bool]:
+def unreachable(where: Address, text: str, *, silence_passes: bool) -> tuple[StoreUnavailableError, bool]:
     """Build the error for a server that gave no HTTP response, from obstore's text; say whether it may pass."""
     reason = next((reason for sign, reason in _REASONS if sign in text), None)
     error = StoreUnavailableError(
         f"S3 at {where.url} does not answer: {reason or 'it closed the connection'}; check --store, "
         "AWS_ENDPOINT_URL_S3 and the network"
     )
-    return error, reason in {None, _NOT_HTTP}
+    return error, reason in {None, _NOT_HTTP, *([_SILENT] if silence_passes else ())}
 
 
 def no_s3(where: Address, answer: Answer) -> StoreUnavailableError:
@@ -109,10 +109,11 @@ def refusal(where: Address, answer: Answer, doing: str) -> SerferError:
 
 
 _NOT_HTTP = "it is not an HTTP server"
+_SILENT = f"no connection within {CONNECT_S:g} s, or no response within {READ_S:g} s"
 _REASONS = (
     ("dns error", "its host name is unknown"),
     ("ConnectionRefused", "it takes no connections (Connection refused)"),
-    ("TimedOut", f"no connection within {CONNECT_S:g} s, or no response within {READ_S:g} s"),
+    ("TimedOut", _SILENT),
     ("InvalidMessage", "TLS failed"),
     ("CertificateError", "TLS failed"),
     ("InvalidCertificate", "TLS failed"),

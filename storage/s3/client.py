@@ -69,9 +69,9 @@ class _TransientError(Exception):
 
 
 _REQUESTS = RetryPolicy("s3", _TransientError, Backoff(base=0.075, longest=0.3, factor=4.0), attempts=3)
-_READS = replace(_REQUESTS, attempts=4)
+_READS = replace(_REQUESTS, attempts=6)
 _ONCE = replace(_REQUESTS, attempts=1)
-_FIRST_READS_S = (0.5, 1.0, 2.0)  # a response that stalls rarely does so again; the last attempt has READ_S
+_FIRST_READS_S = (0.5, 0.5, 1.0, 1.0, 2.0)  # a response that stalls rarely does so again; the last attempt has READ_S
 
 
 class _Keys:
@@ -107,7 +107,7 @@ class _Keys:
 
 
 class S3Client:
-    """Sends requests for one bucket, reads up to four times on transient failures and all else up to three times.
+    """Sends requests for one bucket, reads up to six times on transient failures and all else up to three times.
 
     A server that is silent, or stalls in the middle of a response, is asked again for what is read alone.
 
@@ -182,7 +182,7 @@ class S3Client:
         return self._ask(
             lambda store: _object_of(obstore.get(store, name, options=options), read="head" not in options),
             _READS,
-            [*_FIRST_READS_S, READ_S],
+            () if self.address.sessions else [*_FIRST_READS_S, READ_S],  # each client opens a session of its own
         )
 
     def _ask(
@@ -191,7 +191,7 @@ class S3Client:
         policy: RetryPolicy = _REQUESTS,
         reads_s: Sequence[float] = (),
     ) -> _T:
-        """Send a request; `reads_s` is how long each attempt waits for bytes: while some are left, silence is retried."""
+        """Send a request; `reads_s` is how long an attempt waits for bytes: silence is retried while some are left."""
         left = list(reads_s or [READ_S])
 
         def attempt() -> _T:

@@ -84,19 +84,11 @@ class LambdaInvoker:
     def called(self, function: str) -> str:
         return self._names.get(function, function)
 
-    async def invoke(self, function: str, task: Task, timeout_s: float) -> Report | Failure:
-        return await self._post(function, encode_task(task), timeout_s, decode_report)
-
-    async def invoke_logged(
-        self, function: str, task: Task, timeout_s: float, on_log: Callable[[str], None]
+    async def invoke(
+        self, function: str, task: Task, timeout_s: float, on_log: Callable[[str], None] | None = None
     ) -> Report | Failure:
         """Invoke synchronously; `on_log` gets the end of the invocation's log, Lambda's lines included, if any came."""
-
-        def read(headers: Mapping[str, str]) -> None:
-            with contextlib.suppress(ValueError):
-                on_log(base64.b64decode(headers.get(_LOG, "")).decode(errors="replace"))
-
-        return await self._post(function, encode_task(task), timeout_s, decode_report, on_headers=read)
+        return await self._post(function, encode_task(task), timeout_s, decode_report, on_log=on_log)
 
     async def invoke_shared(self, function: str, tasks: Sequence[Task], timeout_s: float) -> list[Report | Failure]:
         """Invoke synchronously, once for all of the tasks; what the service refuses it refuses to all."""
@@ -123,7 +115,7 @@ class LambdaInvoker:
         timeout_s: float,
         decode: Callable[[Any], _Decoded],
         kind: str = "RequestResponse",
-        on_headers: Callable[[Mapping[str, str]], None] | None = None,
+        on_log: Callable[[str], None] | None = None,
     ) -> _Decoded | Failure:
         function = self.called(function)
         url = self._urls.get(function)
@@ -132,7 +124,7 @@ class LambdaInvoker:
             path = f"/2015-03-31/functions/{quote(function, safe='')}/invocations"
             url = self._urls[function] = URL(f"{self._endpoint}{path}", encoded=True)
         headers = {**self._headers, "X-Amz-Invocation-Type": kind}
-        if on_headers:
+        if on_log:
             headers["X-Amz-Log-Type"] = "Tail"
         try:
             keys = await self._keys()
@@ -150,8 +142,9 @@ class LambdaInvoker:
             ):
                 answer = await response.read()
                 self.throttled += response.status == _THROTTLED
-                if on_headers:
-                    on_headers(response.headers)
+                if on_log:
+                    with contextlib.suppress(ValueError):
+                        on_log(base64.b64decode(response.headers.get(_LOG, "")).decode(errors="replace"))
                 return _result(function, response.status, response.headers, answer, decode)
         except TimeoutError:
             return Failure(FailureKind.TIMED_OUT, "TimeoutError", f"{function} did not answer within {timeout_s:g} s")
@@ -176,11 +169,7 @@ class LambdaInvoker:
 
 
 def _result(
-    function: str,
-    status: int,
-    headers: Any,  # noqa: ANN401 - a mapping
-    body: bytes,
-    decode: Callable[[Any], _Decoded],
+    function: str, status: int, headers: Mapping[str, str], body: bytes, decode: Callable[[Any], _Decoded]
 ) -> _Decoded | Failure:
     try:
         answer = json.loads(body) if body else {}

@@ -239,7 +239,7 @@ class Probe:
     async def _timed(self, task: Task, memory_mb: int, name: str | None) -> Sample | Failure:
         clock, logs = asyncio.get_running_loop().time, list[str]()
         started = clock()
-        answer = await self.invoker.invoke_logged(name or self.function.name, task, _TIMEOUT_S, logs.append)
+        answer = await self.invoker.invoke(name or self.function.name, task, _TIMEOUT_S, logs.append)
         taken, log = clock() - started, "".join(logs)
         if isinstance(answer, Failure):
             if answer.kind is not FailureKind.THROTTLED:

@@ -45,10 +45,6 @@ MAX_INSTANCES: Final = 10_000
 _MAX_REASON: Final = 1000  # characters
 
 
-def policy_names() -> list[str]:
-    return [*dict.fromkeys([*POLICIES, *plugged_in(GROUP)])]
-
-
 def find_policy(name: str, others: str = "") -> PlugIn:
     """Return the policy that a text names, to be made for a scenario by `make_policy`.
 

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serfer.control.policies import STUDY, make_policy, policy_names
+from serfer.control.policies import GROUP, POLICIES, STUDY, make_policy
 from serfer.control.policy import InstanceCount, InstanceState, Interruption, Observation, ProvisioningPlan, on_demand
 from serfer.control.scenario import Market, parse_scenario
 from serfer.core.errors import MissingExtraError
 from serfer.cost.loads.trace import Trace
 from serfer.fleet.open_pool import choose_routing
+from serfer.plug_ins import plugged_in
 from serfer_bench.study.policies import NAMES
 from serfer_bench.study.policies.rate_account import AccountedPolicy, RateAccount
 from serfer_bench.study.policies.target_tracking_stepwise import StepwiseTargetTracking
@@ -123,7 +124,7 @@ def test_types_and_markets_have_their_own_prices_and_an_unknown_type_changes_not
 
 
 def test_names_are_those_of_the_product_and_of_the_entry_points():
-    assert {*NAMES} == {*policy_names()}
+    assert {*NAMES} == {*POLICIES, *plugged_in(GROUP)}
     assert {*STUDY} < {*NAMES}
 
 

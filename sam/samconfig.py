@@ -78,7 +78,7 @@ def stacks(directory: Path, region: str | None) -> list[StackSettings]:
             for name, tables in environments.items()
             if isinstance(tables, dict) and "stack_name" in tables.get("deploy", {}).get("parameters", {})
         ]
-    except (ValueError, AttributeError, TypeError) as error:
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise InputError(
             f"{directory / FILE} is not a configuration of SAM CLI: correct it, or move it away and package again"
         ) from error

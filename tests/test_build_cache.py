@@ -1,8 +1,17 @@
-"""The cache: nothing is removed but what is ours."""
+"""The cache: a directory of our own, of no other user, in which nothing is removed but what is ours."""
 
+import grp
 import os
+import pwd
+import shutil
+from types import SimpleNamespace
 
-from serfer.packaging.build_cache import forget_unused
+import pytest
+
+from serfer.build_cache import forget_unused
+from serfer.core.errors import UsageError
+from serfer.files import why_unsafe
+from serfer.settings import Settings, load_settings
 
 KEY = "0123456789abcdef"
 OURS = (
@@ -26,3 +35,93 @@ def test_forget_unused_removes_what_has_a_name_of_ours_alone(tmp_path):
     (tmp_path / f"young-{KEY}").touch()
     forget_unused(tmp_path)
     assert paths(tmp_path) == {*OTHERS, f"young-{KEY}"}
+
+
+@pytest.mark.parametrize(
+    "entry", ["uploads/visit/photo.jpg", "plans/x/plan.json", "plan.json", "plans/x/0123456789abcdef"]
+)
+def test_cache_in_a_directory_with_other_things_is_refused_and_touches_nothing(tmp_path, entry):
+    (tmp_path / entry).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / entry).touch()
+    before = paths(tmp_path)
+    with pytest.raises(UsageError, match=rf"SERFER_CACHE_DIR: .* {entry.partition('/')[0]}, .*{tmp_path}/serfer$"):
+        Settings(cache_dir=tmp_path)
+    assert paths(tmp_path) == before
+
+
+@pytest.mark.parametrize("entry", ["", f"dependencies/{KEY}", f"plans/net.onnx-{KEY}", f"weights/{4 * KEY}"])
+def test_cache_that_is_new_or_of_an_earlier_version_is_marked(tmp_path, entry):
+    cache = tmp_path / "cache"
+    if entry:
+        (cache / entry).mkdir(parents=True)
+        (cache / "notes.txt").touch()
+        Settings(cache_dir=cache)
+        shutil.rmtree((cache / entry).parent)
+    for _ in range(2):  # by its mark
+        Settings(cache_dir=cache)
+        (cache / "mine.txt").touch()
+
+
+def test_cache_by_default_lies_in_xdg_cache_home_and_goes_on_whatever_is_in_it(tmp_path, monkeypatch):
+    monkeypatch.delenv("SERFER_CACHE_DIR", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for value, expected in {"": ".cache/serfer", "relative": ".cache/serfer", str(tmp_path / "x"): "x/serfer"}.items():
+        monkeypatch.setenv("XDG_CACHE_HOME", value)
+        (tmp_path / expected).mkdir(parents=True, exist_ok=True)
+        (tmp_path / expected / "accounts.json").touch()
+        assert load_settings().cache_dir == tmp_path / expected
+
+
+def test_cache_is_not_writable_by_others_whatever_the_umask(tmp_path):
+    before = os.umask(0)
+    try:
+        assert why_unsafe(Settings(cache_dir=tmp_path / "cache").cache_dir) == ""
+    finally:
+        os.umask(before)
+
+
+def give_away(path, monkeypatch):
+    """Let a path belong to another user than this process's."""
+    if os.geteuid() == 0:
+        os.chown(path, 65534, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+
+
+@pytest.mark.who_may
+def test_cache_of_another_user_is_refused(tmp_path, monkeypatch):
+    cache = Settings(cache_dir=tmp_path / "cache").cache_dir
+    give_away(cache, monkeypatch)
+    with pytest.raises(UsageError, match=r"SERFER_CACHE_DIR: .* belongs to another user"):
+        Settings(cache_dir=cache)
+    if os.geteuid() == 0:
+        monkeypatch.setenv("SUDO_UID", "65534")
+        assert why_unsafe(cache) == ""
+
+
+@pytest.mark.who_may
+@pytest.mark.parametrize(
+    ("mode", "name", "members", "safe"),
+    [
+        (0o755, "staff", ["bob"], True),
+        (0o775, "own", [], True),  # a group of each user's own, and umask 002
+        (0o775, "own", ["own"], True),
+        (0o775, "own", ["bob"], False),
+        (0o775, "users", [], False),  # whose primary group that is, its list does not say
+        (0o775, None, [], True),  # a container's random user
+        (0o777, "own", [], False),
+        (0o1777, "own", [], False),
+    ],
+)
+def test_directory_is_safe_where_no_other_user_may_write_it(tmp_path, monkeypatch, mode, name, members, safe):
+    def group(_):
+        if name is None:
+            raise KeyError
+        return SimpleNamespace(gr_name=name, gr_mem=members)
+
+    monkeypatch.setattr(grp, "getgrgid", group)
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: SimpleNamespace(pw_name="own"))
+    tmp_path.chmod(mode)
+    assert (why_unsafe(tmp_path) == "") is safe
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_RDONLY))
+    assert why_unsafe(tmp_path) == ""

@@ -22,7 +22,7 @@ ASIDE = (
 )
 KEYS = "keys that only we give: a query's, a result's, a registry's, in the store that was named for them"
 ASKED = "what its user asks by name to have deleted"
-CACHE = "an entry of the cache by a name that only we give (serfer/packaging/build_cache.py)"
+CACHE = "an entry of the cache by a name that only we give (serfer/build_cache.py)"
 RECORD = "a file of ours, whose own name it has"
 MADE = "what this process has just made"
 DELETING = {
@@ -40,7 +40,7 @@ DELETING = {
         "a stack with our tag, its buckets, and what SAM CLI uploaded for it: serfer deploy destroy",
     ),
     "serfer/api/routes/releases.py": (1, ASKED),
-    "serfer/packaging/build_cache.py": (5, CACHE),
+    "serfer/build_cache.py": (5, CACHE),
     "serfer/cli/registry/applications.py": (1, ASKED),
     "serfer/cli/result.py": (1, ASKED),
     "serfer/client/arrays.py": (3, ASIDE),

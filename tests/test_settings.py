@@ -5,11 +5,17 @@ from typing import get_args
 
 import pytest
 
+from serfer.control.scenario import read_scenario
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.costs.operator_costs import dump_profiles, shipped_profiles
 from serfer.core.errors import InputError, UsageError
 from serfer.core.sigv4 import Access
+from serfer.sam.cost.scenario import read_profile
+from serfer.sam.options import GpuPool, Options
+from serfer.sam.samconfig import stacks
 from serfer.settings import Settings, load_settings, settings_with, unknown_settings
+from serfer.splitter.network.description import read_preprocess
+from tests.test_build_cache import give_away
 
 
 @pytest.fixture(autouse=True)
@@ -133,7 +139,10 @@ class TestFile:
             ('store = "redis://:pw@host:1"', "^serfer.toml: store has a password, .* the variable SERFER_STORE alone$"),
             ("port = -1", "^serfer.toml: port: "),
             ("port = ", "^serfer.toml: not TOML: "),
+            ("port = " + "9" * 5000, "^serfer.toml: not TOML: "),
+            ("port = " + "[" * 20_000, "^serfer.toml: not TOML: "),
             ('route = "theirs.py:Policy"', "^serfer.toml: route names code: .* --config"),
+            ('route = "theirs:Policy:a=1"', "^serfer.toml: route names code: "),
             ('keep_warm = "os:system"', "^serfer.toml: keep_warm names code: "),
             ("allow_hosts = [1]", "^serfer.toml: allow_hosts: .*a list of names"),
             ("allow_hosts = 1", "^serfer.toml: allow_hosts: .*a list of names"),
@@ -144,22 +153,50 @@ class TestFile:
         with pytest.raises(InputError, match=words):
             load_settings()
 
+    @pytest.mark.who_may
+    @pytest.mark.parametrize("place", ["", "serfer.toml"])
+    def test_file_that_another_user_may_write_is_read_by_its_name_alone(self, monkeypatch, tmp_path, place):
+        (tmp_path / "serfer.toml").write_text('route = "auto"')
+        (tmp_path / place).chmod(0o1777)
+        with pytest.raises(InputError, match=r"can be written by other users: .*serfer\.toml.* set SERFER_CONFIG="):
+            load_settings()
+        monkeypatch.setenv("SERFER_CONFIG", "serfer.toml")
+        assert load_settings().route == "auto"
 
-def test_route_of_a_found_file_is_a_name_and_of_a_named_one_may_be_code(monkeypatch, tmp_path):
-    for route in ("mark", "break_even:horizon_s=60"):
-        (tmp_path / "serfer.toml").write_text(f'route = "{route}"')
-        assert load_settings().route == route
-    (tmp_path / "serfer.toml").write_text('route = "mine.py:Policy"')
-    monkeypatch.setenv("SERFER_CONFIG", "serfer.toml")
-    assert load_settings().route == "mine.py:Policy"
+    @pytest.mark.who_may
+    def test_file_of_another_user_is_refused(self, monkeypatch, tmp_path):
+        (tmp_path / "serfer.toml").write_text('cache_dir = "/shared/cache"')
+        give_away(tmp_path / "serfer.toml", monkeypatch)
+        with pytest.raises(InputError, match=r"^serfer\.toml belongs to another user"):
+            load_settings()
+
+    def test_file_that_is_named_may_name_code(self, monkeypatch, tmp_path):
+        for route in ("mark", "break_even:horizon_s=60"):
+            (tmp_path / "serfer.toml").write_text(f'route = "{route}"')
+            assert load_settings().route == route
+        (tmp_path / "serfer.toml").write_text('route = "mine.py:Policy"')
+        monkeypatch.setenv("SERFER_CONFIG", "serfer.toml")
+        assert load_settings().route == "mine.py:Policy"
 
 
 @pytest.mark.hostile
-@pytest.mark.parametrize("text", ["x = " + "9" * 5000, "x = " + "[" * 20_000, f"lambda.price_request = {10**400}"])
-def test_aws_file_without_end_is_an_input_error(tmp_path, text):
-    (tmp_path / "aws.toml").write_text(text)
+@pytest.mark.parametrize("text", ["x = " + "9" * 5000, "x = " + "[" * 20_000, "x = \xff"])
+def test_toml_that_no_parser_takes_is_an_input_error(tmp_path, text):
+    file = tmp_path / "samconfig.toml"
+    file.write_bytes(text.encode("latin-1"))
+    read = (
+        lambda: Settings(aws_file=file).facts(),
+        lambda: read_scenario(file),
+        lambda: read_preprocess(file),
+        lambda: read_profile(file, 100.0, Options("x", gpu=GpuPool("g4dn.xlarge", 1)), shipped_aws()),
+        lambda: stacks(tmp_path, None),
+    )
+    for reader in read:
+        with pytest.raises(InputError):
+            reader()
+    file.write_text(f"lambda.price_request = {10**400}")
     with pytest.raises(InputError):
-        Settings(aws_file=tmp_path / "aws.toml").facts()
+        Settings(aws_file=file).facts()
 
 
 def test_variables_of_a_kubernetes_service_called_serfer_are_not_settings(monkeypatch):

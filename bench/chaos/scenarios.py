@@ -30,12 +30,12 @@ from typing import Annotated, Any, Self
 import numpy as np
 import typer
 
+from serfer.build_cache import assembled, in_use
 from serfer.cli.shared.options import JsonOption, status_line
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import SerferError, UsageError
 from serfer.core.plan import sealed
 from serfer.drivers.driver import TTL_MARGIN_S
-from serfer.packaging.build_cache import assembled, in_use
 from serfer.packaging.bundle import code_stamp
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan, write_plan

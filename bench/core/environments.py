@@ -11,8 +11,8 @@ from importlib.util import find_spec
 from itertools import accumulate
 from pathlib import Path
 
+from serfer.build_cache import assembled, in_use
 from serfer.core.errors import UnavailableError
-from serfer.packaging.build_cache import assembled, in_use
 
 _INSTALL_S = 900.0
 _LONGEST_REASON = 300  # characters

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from serfer.build_cache import forget_unused, in_use
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import UsageError
-from serfer.packaging.build_cache import forget_unused, in_use
 from serfer.packaging.bundle import code_stamp
 from serfer.settings import Settings
 from serfer.splitter.network.zoo import find

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
+from serfer.build_cache import forget_unused, in_use
 from serfer.cli.shared.terminal import ignore_signals
 from serfer.core.errors import UsageError
-from serfer.packaging.build_cache import forget_unused, in_use
 from serfer.packaging.bundle import code_stamp
 from serfer.pipeline.blocking import Pipeline
 from serfer.pipeline.pipeline import DEADLINE_S

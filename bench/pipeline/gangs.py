@@ -31,6 +31,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from serfer.build_cache import forget_unused, in_use
 from serfer.cli.shared.options import JsonOption, status_line
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.costs.cost_model import MEASURED_MEMBERS
@@ -38,7 +39,6 @@ from serfer.core.errors import ModelError, UsageError, WrongAnswerError
 from serfer.core.exactness import TOLERANCE, difference
 from serfer.core.plan import Plan, explained
 from serfer.local.servers.redis import RedisServer
-from serfer.packaging.build_cache import forget_unused, in_use
 from serfer.packaging.bundle import code_stamp
 from serfer.pipeline.blocking import Pipeline
 from serfer.plan_directory import file_sha256, load_plan

@@ -19,12 +19,12 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
+from serfer.build_cache import assembled, in_use
 from serfer.core.errors import ModelError, UnavailableError
 from serfer.core.plan import Plan
 from serfer.core.plan.layout import PLAN_FILE
 from serfer.lambdas.artefacts import IN_LAYER
 from serfer.packaging import compiling
-from serfer.packaging.build_cache import assembled, in_use
 from serfer.packaging.bundle import link
 from serfer.packaging.interpreters import interpreter, version_of
 from serfer.packaging.manifest import CONTENTS

@@ -19,8 +19,8 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from serfer.build_cache import assembled, in_use
 from serfer.core.errors import InputError, UnavailableError, UsageError
-from serfer.packaging.build_cache import assembled, in_use
 
 LAYERS = ("worker", "driver", "runner")
 GPU = "gpu"

@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import date
@@ -26,7 +26,7 @@ from serfer.doctor.accounts import remember
 from serfer.doctor.machine import Check
 from serfer.sam.deployer import Target, policies, statements
 from serfer.sam.deployment import Deployment, load_deployment, load_packaged_cold, load_packaged_plan, load_template
-from serfer.sam.options import RUNTIMES, Options
+from serfer.sam.options import RUNTIMES, GpuPool, Options
 from serfer.sam.quotas import check_deployable, check_region, check_template, find_sam, memory_note
 from serfer.sam.samconfig import StackSettings, stacks
 from serfer.sam.stacks import TAG, check_update, find_stack
@@ -131,7 +131,8 @@ def examine_aws(
     checks.append(place)
     if session is None or not place.ok:
         return checks
-    checks.append(_exists(replace(_options(loaded), region=place.found), facts))
+    options = loaded.deployment.options if loaded else Options("serfer")
+    checks.append(_exists(replace(options, region=place.found), facts))
     account, identity = _identity(session, place.found, facts)
     checks.append(identity)
     if account is None:
@@ -139,10 +140,6 @@ def examine_aws(
     looks = [_concurrency, *([_planning(cache)] if cache else []), _storage, *_needed(loaded)]
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         return [*checks, *threads.map(lambda look: look(account, loaded), looks)]
-
-
-def _options(build: Build | None) -> Options:
-    return build.deployment.options if build else Options("serfer")
 
 
 def _sam() -> Check:
@@ -255,9 +252,7 @@ def _concurrency(account: Account, build: Build | None) -> Check:
     if build.deployment.current in build.deployment.driver_runs:
         each = 1  # the driver itself
     if each > free:
-        what = (
-            "a query's widest stage takes" if build.cold is None else "a cold query's widest stages of both plans take"
-        )
+        what = "a cold query's widest stages of both plans take" if build.cold else "a query's widest stage takes"
         taken = f"{what} {widest}" + (", its driver one more" if each > widest else "")
         remedy = f"split into fewer tiles (--set max_tiles={max(1, free - each + widest)}), or {_MORE}"
         return Check("concurrency", ok=False, found=f"{capacity}; {taken}", remedy=remedy)
@@ -338,18 +333,16 @@ def _needed(build: Build | None) -> Sequence[_Look]:
         return ()
     kinds = [kind for kind, _ in build.resources.values()]
     looks: list[_Look] = [_stack(settings, build.deployment) for settings in build.stacks]
-    looks += [_reached(*request) for prefix, request in _REACHED.items() if _any(kinds, prefix)]
+    looks += [
+        _reached(*request) for prefix, request in _REACHED.items() if any(kind.startswith(prefix) for kind in kinds)
+    ]
     looks += [_quota(quota, kinds.count(quota.kind)) for quota in _QUOTAS if quota.kind in kinds]
     looks.append(_memory)
-    if build.deployment.options.gpu:
-        looks += [_gpus, *([_spot_gpus] if build.deployment.options.gpu.spot else [])]
+    if pool := build.deployment.options.gpu:
+        looks += [_gpus(pool, name) for name in _GPU_QUOTAS][: 1 + pool.spot]
     if "AWS::Budgets::Budget" in build.types:
         looks.append(_cost_tag)
     return [*looks, _permissions]
-
-
-def _any(kinds: Iterable[str], prefix: str) -> bool:
-    return any(kind.startswith(prefix) for kind in kinds)
 
 
 _STUCK = frozenset({"ROLLBACK_COMPLETE", "DELETE_FAILED", "UPDATE_ROLLBACK_FAILED"})
@@ -366,12 +359,8 @@ def _stack(settings: StackSettings, deployment: Deployment) -> _Look:
         if not stack.ours:
             return Check(label, ok=False, found=f"{stack.status}, and not SerFer's", remedy="choose another --name")
         if stack.status.endswith("_IN_PROGRESS") or stack.status in _STUCK:
-            return Check(
-                label,
-                ok=False,
-                found=stack.status,
-                remedy="wait until it is done, or delete it with serfer deploy destroy",
-            )
+            remedy = "wait until it is done, or delete it with serfer deploy destroy"
+            return Check(label, ok=False, found=stack.status, remedy=remedy)
         serves = f", serves the plan {stack.serving}" if stack.serving else ""
         try:
             check_update(stack, deployment)
@@ -484,27 +473,20 @@ _GPU_QUOTAS = {  # of vCPUs (K)
 }
 
 
-@_checked("GPU quota", f"{_MORE}: Running On-Demand G and VT instances; or package with a smaller gpu_max")
-def _gpus(account: Account, build: Build | None) -> Check:
-    return _gpu_check("GPU quota", account, build)
-
-
-@_checked("GPU spot quota", f"{_MORE}: All G and VT Spot Instance Requests; or package with a smaller gpu_max")
-def _spot_gpus(account: Account, build: Build | None) -> Check:
-    return _gpu_check("GPU spot quota", account, build)
-
-
-def _gpu_check(name: str, account: Account, build: Build | None) -> Check:
-    pool = build.deployment.options.gpu if build else None
-    if pool is None:
-        return Check(name, ok=True, found="no pool")
-    [kind] = account.client("ec2").describe_instance_types(InstanceTypes=[pool.instance_type])["InstanceTypes"]
-    needed = pool.most * kind["VCpuInfo"]["DefaultVCpus"]
+def _gpus(pool: GpuPool, name: str) -> _Look:
     code, words = _GPU_QUOTAS[name]
-    response = account.client("service-quotas").get_service_quota(ServiceCode="ec2", QuotaCode=code)
-    most = int(response["Quota"]["Value"])
-    usage = f"{most:,} vCPUs of G instances at once, {pool.most} {pool.instance_type} would take {needed:,}"
-    return Check(name, needed <= most, usage, f"{_MORE}: {words}; or a lower gpu_max")
+    remedy = f"{_MORE}: {words}; or package with a lower gpu_max"
+
+    @_checked(name, remedy)
+    def look(account: Account, _build: Build | None) -> Check:
+        [kind] = account.client("ec2").describe_instance_types(InstanceTypes=[pool.instance_type])["InstanceTypes"]
+        needed = pool.most * kind["VCpuInfo"]["DefaultVCpus"]
+        response = account.client("service-quotas").get_service_quota(ServiceCode="ec2", QuotaCode=code)
+        most = int(response["Quota"]["Value"])
+        usage = f"{most:,} vCPUs of G instances at once, {pool.most} {pool.instance_type} would take {needed:,}"
+        return Check(name, needed <= most, usage, remedy)
+
+    return look
 
 
 _POLICY = "ask an administrator for the policies of serfer doctor --aws --build BUILD --deployer-policy"
@@ -513,9 +495,8 @@ _POLICY = "ask an administrator for the policies of serfer doctor --aws --build 
 @_checked("permissions", _POLICY)
 def _permissions(account: Account, build: Build | None) -> Check:
     if build is None or account.arn.endswith(":root"):
-        return Check(
-            "permissions", ok=True, found="the account's root user may do everything: deploy with a role instead"
-        )
+        found = "the account's root user may do everything: deploy with a role instead"
+        return Check("permissions", ok=True, found=found)
     partition = account.arn.split(":")[1]
     simulator = _Simulator(account.client("iam"), _source(account))
     checked, denied = 0, {}

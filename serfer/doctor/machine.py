@@ -150,7 +150,6 @@ def _command(distribution: str) -> str:
 def _cache(directory: Path) -> Check:
     remedy = "set SERFER_CACHE_DIR to a directory that you may write"
     try:
-        directory.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=directory):
             return Check("cache", ok=True, found=str(directory))
     except OSError as error:

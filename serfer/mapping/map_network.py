@@ -17,12 +17,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
+from serfer.build_cache import cache_of
 from serfer.core.dataclass_codec import unstructure
 from serfer.core.errors import InputError, ModelError, SerferError, UsageError, WrongAnswerError
 from serfer.core.plan import Plan
 from serfer.extras import named_extras
 from serfer.files import read_text, write_whole
-from serfer.packaging.build_cache import cache_of
 from serfer.plan_directory import file_sha256, is_network_file, load_plan
 from serfer.raster import open_raster
 from serfer.settings import Settings

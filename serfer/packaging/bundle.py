@@ -21,10 +21,10 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from serfer.build_cache import assembled, forget_unused, in_use
 from serfer.core.errors import InputError, PlanError
 from serfer.core.plan import Plan
 from serfer.core.plan.layout import PLAN_FILE
-from serfer.packaging.build_cache import assembled, forget_unused, in_use
 from serfer.packaging.compiling import compile_directory
 from serfer.packaging.manifest import WORKER, files_of
 from serfer.plan_directory import file_sha256
@@ -69,7 +69,7 @@ def keep_weights(plan: Plan, plan_directory: Path, cache: Path) -> None:
     Raises PlanError where the plan's own file was.
     """
     target = cache / WEIGHTS
-    target.mkdir(parents=True, exist_ok=True)
+    target.mkdir(0o755, parents=True, exist_ok=True)
     forget_unused(target)
     for artefact in {file.sha256: file for place in plan.functions for file in plan.fetched(*place)}.values():
         entry = target / artefact.sha256

@@ -13,16 +13,8 @@ _PER_LINE, _PER_TEXT = 400, 45  # pixels of the shorter side for a pixel of line
 _LEAST_TEXT = 10
 _MOST_LABEL = 40  # characters
 _COLOURS = (
-    "#e6194b",
-    "#0072b2",
-    "#2e8b57",
-    "#b8860b",
-    "#7b3fa0",
-    "#c0562b",
-    "#00808a",
-    "#d0308f",
-    "#5a6b00",
-    "#4a4aff",
+    *("#e6194b", "#0072b2", "#2e8b57", "#b8860b", "#7b3fa0"),
+    *("#c0562b", "#00808a", "#d0308f", "#5a6b00", "#4a4aff"),
 )
 _SUFFIXES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
 PICTURES = tuple(_SUFFIXES)

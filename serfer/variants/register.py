@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
+from serfer.build_cache import forget_unused
 from serfer.core.dataclass_codec import unstructure
 from serfer.core.errors import InputError, RegistrationLostError, SerferError, UsageError
 from serfer.core.options import with_values
@@ -20,7 +21,6 @@ from serfer.core.variants import CUDA, NAME, Application, NetworkVersion, cautio
 from serfer.extras import named_extras
 from serfer.images import Recipe
 from serfer.instance.network import instruction_sets
-from serfer.packaging.build_cache import forget_unused
 from serfer.pipeline.labelled.labels import LabelledImages, listed, resolved
 from serfer.pipeline.query import preprocess_of
 from serfer.registry import open_registry
@@ -178,7 +178,7 @@ def _ended(registrations: Registrations, registration: str) -> Iterator[None]:
 def _work_folder(settings: Settings) -> Iterator[tuple[Path, Path]]:
     """Yield the folder of this user's registrations, and one in it for this one; killed processes' go after a week."""
     folder = settings.cache_dir / "registrations"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(0o755, parents=True, exist_ok=True)
     forget_unused(folder)
     work = Path(tempfile.mkdtemp(prefix="work-", dir=folder))
     try:

@@ -17,6 +17,7 @@ from urllib.parse import unquote
 
 from botocore.credentials import Credentials
 
+from serfer.build_cache import cache_of
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.core.plan import CONTAINER, Plan
 from serfer.core.plan.gang_times import function_timeout_s
@@ -30,7 +31,6 @@ from serfer.local.lambda_.runtime import runtime_directory
 from serfer.local.lambda_.service import LambdaService
 from serfer.local.servers.redis import RedisServer
 from serfer.local.servers.step_functions import StepFunctionsServer
-from serfer.packaging.build_cache import cache_of
 from serfer.packaging.bundle import (
     HANDLER,
     WEIGHTS,

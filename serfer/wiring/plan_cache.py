@@ -6,9 +6,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from serfer.build_cache import assembled, cache_of, in_use
 from serfer.core.errors import PlanError
 from serfer.files import locked
-from serfer.packaging.build_cache import assembled, cache_of, in_use
 from serfer.plan_directory import check_artefacts, load_plan
 
 PLANS = "plans"
@@ -23,7 +23,7 @@ def cached_plan(cache: Path, name: str, make: Callable[[Path], None]) -> Path:
     target = cache / PLANS / name
     with cache_of(cache):
         if not _is_kept(target):
-            target.parent.mkdir(parents=True, exist_ok=True)
+            target.parent.mkdir(0o755, parents=True, exist_ok=True)
             with locked(target.with_name(f".{name}.lock")):
                 if not _is_kept(target):
                     shutil.rmtree(target, ignore_errors=True)

@@ -66,7 +66,6 @@ def test_an_option_counts_before_the_aws_file_and_that_before_the_doctor(setting
     ["", "[]", "{", '{"us-east-1": []}', '{"us-east-1": {"1": 5}}', '{"us-east-1": {"1": {"concurrency": "x"}}}'],
 )
 def test_a_file_that_was_altered_says_nothing(settings, text):
-    settings.cache_dir.mkdir()
     (settings.cache_dir / FILE).write_text(text)
     assert quotas_for(settings, None).assumed
     remember(settings.cache_dir, "us-east-1", "2", AccountQuotas(3008, 20, "x"), "2026-11-26")

@@ -242,27 +242,21 @@ def test_code_storage_has_room(stubs, loaded):
 
 @pytest.mark.parametrize(("most", "ok"), [(16.0, True), (8.0, False)])
 @pytest.mark.parametrize(
-    ("look", "spot", "code", "name"),
-    [
-        (doctor_aws._gpus, False, "L-DB2E81BA", "GPU quota"),
-        (doctor_aws._spot_gpus, True, "L-3819A6DF", "GPU spot quota"),
-    ],
+    ("spot", "code", "name"), [(False, "L-DB2E81BA", "GPU quota"), (True, "L-3819A6DF", "GPU spot quota")]
 )
-def test_pool_fits_into_the_quota_of_its_market(stubs, loaded, look, spot, code, name, most, ok):
+def test_pool_fits_into_the_quota_of_its_market(stubs, loaded, spot, code, name, most, ok):
     pooled = loaded(drivers="fleet", gpu=GpuPool("g6.xlarge", 4, spot=spot))
     kinds = {"InstanceTypes": [{"InstanceType": "g6.xlarge", "VCpuInfo": {"DefaultVCpus": 4}}]}
     stubs.answers("ec2", "describe_instance_types", kinds, {"InstanceTypes": ["g6.xlarge"]})
     request = {"ServiceCode": "ec2", "QuotaCode": code}
     stubs.answers("service-quotas", "get_service_quota", {"Quota": {"Value": most}}, request)
-    check = look(stubs.account, pooled)
+    check = doctor_aws._gpus(pooled.deployment.options.gpu, name)(stubs.account, pooled)
     assert (check.name, check.ok) == (name, ok)
     assert check.found.startswith(f"{most:.0f} vCPUs")
     assert "4 g6.xlarge would take 16" in check.found
     on_demand, none = loaded(drivers="fleet", gpu=GpuPool("g6.xlarge", 4)), loaded(drivers="fleet")
-    needed = [{doctor_aws._gpus, doctor_aws._spot_gpus} & {*doctor_aws._needed(each)} for each in (on_demand, none)]
-    assert needed == [{doctor_aws._gpus}, set()]
-    assert doctor_aws._gpus in doctor_aws._needed(pooled)
-    assert (doctor_aws._spot_gpus in doctor_aws._needed(pooled)) == spot
+    looks = [len(doctor_aws._needed(build)) for build in (none, on_demand, pooled)]
+    assert [more - looks[0] for more in looks[1:]] == [1, 1 + spot]
 
 
 @pytest.mark.parametrize(
@@ -420,10 +414,11 @@ def test_what_the_account_has_is_kept_for_plans_to_come(stubs, tmp_path, total, 
         stubs.refuses("lambda", "get_account_settings")
     else:
         stubs.answers("lambda", "get_account_settings", settings_of(total, total))
+    settings = Settings(cache_dir=tmp_path)
     check = doctor_aws._planning(tmp_path)(stubs.account, None)
     assert (check.ok, f"{memory_mb:,} MB a function and {total or 0:,} environments" in check.found) == (
         True,
         bool(total),
     )
-    known = quotas_for(Settings(cache_dir=tmp_path), None, "us-east-1")
+    known = quotas_for(settings, None, "us-east-1")
     assert (known.memory_mb, known.concurrency, known.assumed) == (memory_mb, total or 10, total is None)

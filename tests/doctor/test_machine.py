@@ -25,7 +25,7 @@ def checks(tmp_path):
 def test_all_is_well_where_the_tests_run(tmp_path):
     results = checks(tmp_path)
     assert [check for check in results.values() if not check.ok] == []
-    assert list((tmp_path / "cache").iterdir()) == []
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [".serfer-cache"]
 
 
 def test_failed_checks_have_a_remedy(tmp_path, monkeypatch):

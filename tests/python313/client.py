@@ -3,7 +3,7 @@
 import platform
 from pathlib import Path
 
-from serfer.packaging.build_cache import assembled, in_use
+from serfer.build_cache import assembled, in_use
 from serfer.sam.build.wheels import MACHINES, unpack, wheels
 
 _LOCK = Path(__file__).with_name("client.txt")

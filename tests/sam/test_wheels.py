@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from packaging.utils import canonicalize_name
 
+from serfer.build_cache import assembled
 from serfer.core.errors import UnavailableError, UsageError
-from serfer.packaging.build_cache import assembled
 from serfer.packaging.manifest import CONTENTS
 from serfer.sam.build import wheels as module
 from serfer.sam.build.wheels import GPU, LAYERS, Pin, lock_file, pins, unpack, wheels

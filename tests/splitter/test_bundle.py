@@ -10,9 +10,9 @@ import msgpack
 import numpy as np
 import pytest
 
+from serfer.build_cache import assembled, in_use
 from serfer.core.checksum import CHECKSUM_BYTES
 from serfer.packaging import bundle
-from serfer.packaging.build_cache import assembled, in_use
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE, dependencies, directory_bytes, function_directory
 from serfer.splitter.split import split
 from serfer_bench.core.s3_server import S3Server

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from serfer.build_cache import assembled, in_use
 from serfer.core.errors import InputError, UnavailableError, UsageError
 from serfer.core.plan import ZIP, Plan
 from serfer.core.plan.layout import PLAN_FILE
@@ -23,7 +24,6 @@ from serfer.local.lambda_.function import FunctionConfig
 from serfer.local.lambda_.runtime import runtime_directory
 from serfer.local.lambda_.service import LambdaService
 from serfer.local.servers.redis import RedisServer
-from serfer.packaging.build_cache import assembled, in_use
 from serfer.packaging.bundle import code_stamp, dependencies, function_directory
 from serfer.pipeline.event_loop import LoopThread
 from serfer.plan_directory import check_artefacts, load_plan

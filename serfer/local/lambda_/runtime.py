@@ -36,7 +36,7 @@ def runtime_directory(cache: Path) -> Path:
     target = cache / f"{sys.implementation.cache_tag}-{versions}"
     if target.is_dir():
         return target
-    cache.mkdir(parents=True, exist_ok=True)
+    cache.mkdir(0o755, parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=".runtime-", dir=cache))
     try:
         for part in parts:

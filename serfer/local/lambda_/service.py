@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 from urllib.parse import unquote
 
+from serfer.build_cache import in_use
 from serfer.core.errors import InputError
 from serfer.local.lambda_.access import Verifier, random_access
 from serfer.local.lambda_.added_functions import PLANS, Additions, Provide
@@ -38,7 +39,6 @@ from serfer.local.lambda_.http1 import Exchange, HttpServer
 from serfer.local.lambda_.pool import EnvironmentPool
 from serfer.local.lambda_.socket_owner import check_supported
 from serfer.local.server import local_url
-from serfer.packaging.build_cache import in_use
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -1,4 +1,4 @@
-"""Entries of the cache: built once, published whole by a rename, removed after a week without use.
+"""The cache: a directory of our own, with entries built once, published whole by a rename, removed after a week unused.
 
 After a day where the disk has less than a tenth free: a week's builds may take more than that has.
 
@@ -17,12 +17,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from serfer.core.errors import UnavailableError
+from serfer.core.errors import UnavailableError, UsageError
+from serfer.files import why_unsafe
 
+_MARK = ".serfer-cache"
 _OURS = re.compile(  # names that nobody else gives: with a digest, or with a beginning of ours and a random end
     r"(.+-)?[0-9a-f]{16,64}(\.refused)?|\..+-[0-9a-f]{16,64}\.lock|\.[0-9a-f]{64}\.[0-9a-f]{32}|"
     r".+-python3\.\d+-\w+-[0-9a-f]{12}|(work-|\.new-)[a-z0-9_]{8}"
 )
+_FOLDERS = ("dependencies", "functions", "layers", "plans", "variants", "weights", "wheels")
 _UNUSED_S = 7 * 24 * 3600
 _UNUSED_ON_A_FULL_DISK_S = 24 * 3600
 _FREE = 0.1  # of the disk
@@ -36,6 +39,23 @@ _ADVICE = {
     **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), _FILL),
 }
 """What to do about a failure, by its number."""
+
+
+def check_cache(directory: Path, *, default: bool) -> None:
+    """Make and mark the directory of the cache, where that can be; what lies in it is run.
+
+    Raises UsageError where another user may write it, or where other things are in it, unless it is the `default`.
+    """
+    own = f"set SERFER_CACHE_DIR to a directory of its own, such as {directory / 'serfer'}"
+    with suppress(OSError):  # whoever needs it says what cannot be read or written
+        directory.mkdir(0o755, parents=True, exist_ok=True)
+        if why := why_unsafe(directory):
+            raise UsageError(f"SERFER_CACHE_DIR: {directory} {why}, and code lies in it: {own}")
+        names = sorted(path.name for path in directory.iterdir())
+        entries = (path.name for folder in _FOLDERS for path in (directory / folder).glob("*"))
+        if names and not default and _MARK not in names and not any(map(_OURS.fullmatch, entries)):
+            raise UsageError(f"SERFER_CACHE_DIR: {directory} holds {names[0]}, which is not of a cache: {own}")
+        (directory / _MARK).touch()
 
 
 @contextmanager
@@ -78,7 +98,7 @@ def forget_unused(parent: Path) -> None:
 @contextmanager
 def assembled(target: Path) -> Iterator[Path]:
     """Yield an empty directory that is renamed to `target` on success and removed on failure."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+    target.parent.mkdir(0o755, parents=True, exist_ok=True)
     forget_unused(target.parent)
     directory = Path(tempfile.mkdtemp(prefix=".new-", dir=target.parent))
     try:

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's threads: unused, and a sixth of a start's processor time
 
 from serfer import storage
-from serfer.core.costs.sessions import function_session_bytes
+from serfer.core.costs.sessions import function_session_bytes, register_arena
 from serfer.core.costs.vcpus import threads
 from serfer.core.errors import GangAbortedError, PlanError, SerferError, StoreUnavailableError
 from serfer.core.plan import Artefact, Function, Plan
@@ -106,6 +106,7 @@ class _Environment:
         source = _source(self._weights, memory_mb) if self._to_fetch else None
         store, results, age_ms = _store(plan), _results(), _ms_since_process_start()
         room = function_session_bytes(plan, memory_mb)
+        register_arena()
         self.worker = Worker(plan, directory, store, _name(), granted, age_ms, source, results, session_bytes=room)
 
     def load_at_init(self) -> None:

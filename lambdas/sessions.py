@@ -240,7 +240,7 @@ class SessionCache:
         options.log_severity_level = _FATAL
         options.enable_mem_pattern = self._one_block
         set_threads(options, self._threads)
-        share_arena(ort, options)
+        share_arena(options)
         return options
 
     def _load_weights(self, function: Function) -> mmap.mmap | bytes:

@@ -209,6 +209,10 @@ class Settings(BaseSettings):
     """For workers in process: the threads that compute a pass of the network. If not set, all cores, shared among a
     stage's tiles, which answers one query at a time soonest; 1 takes less processor time where several are in flight.
     """
+    share_arena: bool | None = None
+    """For workers in process: whether sessions work in one arena of ONNX Runtime, which takes the place of one that the
+    program registered. If not set, those of commands and functions do.
+    """
     cold_plan: Literal["auto", "never"] = "auto"
     """Whether queries that would find a plan's functions cold run on the cold plan of its directory, if it has one."""
     local_concurrency: int = Field(default=16, gt=0)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from serfer.core.costs.sessions import set_threads, share_arena
+from serfer.core.costs.sessions import register_arena, set_threads, share_arena
 from serfer.core.plan import Plan
 from serfer.splitter.network.onnx_models import session_of
 from serfer.splitter.plan_dir.emit import input_name
@@ -92,7 +92,8 @@ def _serve(pipe: Any, barrier: Barrier, graphs: Sequence[Path], shapes: Sequence
     for graph, shape in zip(graphs, shapes, strict=True):
         options = ort.SessionOptions()
         set_threads(options, 1)
-        share_arena(ort, options)
+        register_arena()
+        share_arena(options)
         sessions.append(session_of(graph, options))
         batches.append(np.random.default_rng(0).standard_normal(shape, dtype=np.float32))
         sessions[-1].run(None, {input_name(0): batches[-1]})

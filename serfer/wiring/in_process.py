@@ -14,7 +14,7 @@ from pathlib import Path
 
 from serfer.core.costs.aws import AwsFacts, LambdaFacts
 from serfer.core.costs.cold_starts import INIT_SHARE, cold_seconds
-from serfer.core.costs.sessions import LONGEST_RUN_S, function_session_bytes
+from serfer.core.costs.sessions import LONGEST_RUN_S, function_session_bytes, register_arena
 from serfer.core.costs.vcpus import threads
 from serfer.core.errors import StoreUnavailableError, UsageError
 from serfer.core.plan import FETCHED, Plan
@@ -67,6 +67,9 @@ def in_process_invoker(
     name = _NAME if memory_mb is None else uuid.uuid4().hex[:8]
     room = _session_bytes(plan, settings)
     longest_s = LONGEST_RUN_S if memory_mb is None else None  # a function's timeout ends what it runs itself
+    ours = memory_mb is not None or "serfer.cli.main" in sys.modules  # a function's process, or the command's
+    if ours if settings.share_arena is None else settings.share_arena:
+        register_arena()
     worker = Worker(
         plan, directory, store, name, granted, 0.0, source, results, session_bytes=room, longest_run_s=longest_s
     )
@@ -78,7 +81,6 @@ def in_process_invoker(
 
 
 def _session_threads(plan: Plan, settings: Settings, facts: LambdaFacts) -> int:
-    """Return the threads of a session: what was set, a function's own, or a share of the cores for each tile."""
     if settings.session_threads is not None:
         return settings.session_threads
     if settings.function_memory_mb is not None:
@@ -87,7 +89,6 @@ def _session_threads(plan: Plan, settings: Settings, facts: LambdaFacts) -> int:
 
 
 def _session_bytes(plan: Plan, settings: Settings) -> float:
-    """Return what sessions may take: what was set, what a function's memory leaves, or half of what is free."""
     if settings.sessions_mb is not None:
         return settings.sessions_mb * MIB
     if settings.function_memory_mb is not None:

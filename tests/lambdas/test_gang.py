@@ -199,8 +199,10 @@ def noted(model, options, **rest):
     made.append(options.get_session_config_entry("session.use_env_allocators"))
     return build(model, options, **rest)
 ort.InferenceSession = noted
+from serfer.core.costs.sessions import register_arena
 from serfer.lambdas.sessions import SessionCache
 from serfer.plan_directory import load_plan
+register_arena()
 plan = load_plan(__import__("pathlib").Path({str(directory)!r}))
 cache = SessionCache(__import__("pathlib").Path({str(directory)!r}), 1)
 for stage in plan.stages:

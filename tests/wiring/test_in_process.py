@@ -1,5 +1,6 @@
 """Workers in the driver's own process, as a driver function has them: files in a layer, weights fetched, threads."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -172,3 +173,41 @@ def test_a_pipeline_that_is_complete_but_was_not_returned_is_closed(tmp_path, mo
     with pytest.raises(KeyboardInterrupt):
         open_pipeline(plan, workers="inprocess", settings=Settings())
     assert len(closed) == 1
+
+
+LIMITED = """
+import sys
+import numpy as np, onnxruntime as ort
+from onnx import parser
+
+cpu = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+ort.create_and_register_allocator(cpu, ort.OrtArenaCfg({"max_mem": 1 << 20}))
+options, head = ort.SessionOptions(), "<ir_version: 8, opset_import: ['': 17]>"
+options.add_session_config_entry("session.use_env_allocators", "1")
+options.log_severity_level = 4
+model = parser.parse_model(head.replace("'", '"') + "g (float[n] x) => (float[n] y) {y = Abs(x)}").SerializeToString()
+
+def limited():
+    try:
+        session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        return not session.run(None, {"x": np.zeros(1 << 20, np.float32)})
+    except Exception as error:
+        return "memory" in str(error)
+
+assert limited()
+"""
+OPENED = (
+    "import serfer\nwith serfer.open({!r}, workers='inprocess') as pipeline:\n    pipeline.run(np.zeros({}, 'f'))\n"
+)
+COMMAND = (
+    "from serfer.__main__ import main\nsys.argv[1:] = ['verify', {!r}]\ntry:\n    main()\nexcept SystemExit: pass\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("program", "setting", "kept"),
+    [(OPENED, "", True), (OPENED, "1", False), (COMMAND, "", False), (COMMAND, "0", True)],
+)
+def test_arena_of_a_program_keeps_its_limit_where_the_process_is_not_ours(zipped, program, setting, kept):
+    code = LIMITED + program.format(str(zipped), batch(1).shape) + f"assert limited() is {kept}"
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "SERFER_SHARE_ARENA": setting})

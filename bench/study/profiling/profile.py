@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from serfer.core.costs.operator_costs import COUNTED, Kind, Profile, Profiles, Work, counts
-from serfer.core.costs.sessions import set_threads, share_arena
+from serfer.core.costs.sessions import register_arena, set_threads, share_arena
 from serfer.core.errors import ModelError
 from serfer.core.geometry import Grid, Rect
 from serfer.extras import installed
@@ -126,7 +126,8 @@ def stage_tasks(graph: Graph, left: Cut, right: Cut, grid: Grid) -> list[Task]:
 def worker_session(model: onnx.ModelProto, threads: int = 1, events: Path | None = None) -> ort.InferenceSession:
     options = ort.SessionOptions()
     set_threads(options, threads)
-    share_arena(ort, options)
+    register_arena()
+    share_arena(options)
     if events:
         options.enable_profiling = True
         options.profile_file_prefix = str(events)

@@ -61,20 +61,23 @@ def keep_padding(options: Any) -> None:  # noqa: ANN401 - as above
         options.add_session_config_entry("optimization.disable_specified_optimizers", "Pad_Fusion")
 
 
-def share_arena(runtime: ModuleType, options: Any) -> None:  # noqa: ANN401 - as above
-    """Make a session work in the one arena of this process; `runtime` is onnxruntime.
-
-    Sessions of a worker run one after the other, and each would keep an arena as large as its largest maps: for
-    ResNet50 at 896 px in 14 stages of two tile shapes that takes three times the memory.
-    """
-    _register_arena(runtime)
-    options.add_session_config_entry("session.use_env_allocators", "1")
-
-
 @functools.cache
-def _register_arena(runtime: ModuleType) -> None:
+def register_arena() -> None:
+    """Give this process the one arena in which sessions with `share_arena` work.
+
+    It takes the place of an arena that the process had registered, limit included, and nothing tells whether there was
+    one. So it is for processes of SerFer's own: sessions of a worker run one after the other, and each would keep an
+    arena as large as its largest maps, for ResNet50 at 896 px in 14 stages of two tile shapes three times the memory.
+    """
+    runtime = sys.modules["onnxruntime"]
     memory = runtime.OrtMemoryInfo("Cpu", runtime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, runtime.OrtMemType.DEFAULT)
     runtime.create_and_register_allocator(memory, None)
+
+
+def share_arena(options: Any) -> None:  # noqa: ANN401 - as above
+    """Make a session work in the arena of `register_arena`, where that was called."""
+    if register_arena.cache_info().currsize:
+        options.add_session_config_entry("session.use_env_allocators", "1")
 
 
 def run_within(

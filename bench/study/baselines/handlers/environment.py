@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from serfer.core.costs.sessions import register_arena
 from serfer.core.costs.vcpus import threads
 from serfer.core.errors import InputError
 from serfer.core.plan import Plan, Stage
@@ -28,6 +29,7 @@ class Environment:
         self.plan = plan
         self._root = root
         self._threads = threads
+        register_arena()
         self._sessions = SessionCache(root, threads)
 
     @classmethod

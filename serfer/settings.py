@@ -173,7 +173,7 @@ class Settings(BaseSettings):
     keys_file: Path | None = None
     """The file of API keys (`--keys`); `none` asks for none."""
     allow_hosts: Annotated[tuple[str, ...], NoDecode] = ()
-    """Host names, separated by commas, that requests without API keys may be for (`allow_host`)."""
+    """Host names, separated by commas, that requests without API keys may be for, and pages from (`allow_host`)."""
     open_registry: bool = False
     """Whether a service without API keys lets anyone change its registry's applications (`open_registry`)."""
     route: str = Field(default="serverless", max_length=300)

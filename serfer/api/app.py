@@ -141,7 +141,7 @@ def make_app(
         app.include_router(router)
     _answer_errors(app, service.admission)
     if hosts is not None:
-        app.add_middleware(HostCheck, allowed=hosts)
+        app.add_middleware(HostCheck, hosts=hosts, origins=settings.allow_hosts)
     app.add_middleware(RequestMiddleware, telemetry=telemetry, budget=service.admission.bytes)
     return app
 

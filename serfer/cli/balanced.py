@@ -41,6 +41,7 @@ from serfer.wiring.options import Choices
 
 _DRIVER = "serfer.cli.started_process"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 def check_balanced(context: typer.Context, choices: Choices, address: Address, settings: Settings) -> None:
@@ -70,8 +71,9 @@ def serve_balanced(
     as_json: bool,
 ) -> None:
     choices, applications = opening.choices, opening.applications
-    hosts = ",".join((address.host.partition("%")[0], *settings.allow_hosts))  # they listen at loopback alone
-    options = [f"--workers={choices.workers}", f"--set=allow_hosts={hosts}", *_passed_on(context), *as_plans(models)]
+    hosts = [*settings.allow_hosts, *({address.host.partition("%")[0]} - _LOOPBACK)]  # drivers listen at loopback alone
+    options = [f"--workers={choices.workers}", *_passed_on(context), *as_plans(models)]
+    options += [f"--set=allow_hosts={','.join(hosts)}"] if hosts else []
     lines = _Lines()
     if (limit := raise_file_limit()) < FEW:
         lines.say(f"a process may open {limit} files here, too few for many clients: raise it to {FEW} (ulimit -Hn)")

@@ -140,6 +140,45 @@ class TestEvents:
         assert (code, headers["content-type"], problem["status"]) == (status, "application/problem+json", status)
         assert problem["request_id"] == headers["x-request-id"]
 
+    @pytest.mark.parametrize(
+        ("event", "path", "more"),
+        [
+            (rest, "/v1/models", {"pathParameters": {"proxy": "v1/models"}}),
+            (rest, "/img/v1/models", {"pathParameters": {"proxy": "v1/models"}}),  # a custom domain's base path
+            (rest, "/a/b/v1/models", {"resource": "/b/{path+}", "pathParameters": {"path": "v1/models"}}),
+            (rest, "/img/v1/models", {"resource": "/v1/{proxy+}", "pathParameters": {"proxy": "models"}}),
+            (rest, "/img/v1/models", {"resource": "/v1/models"}),
+            (rest, "/v1/models", {"requestContext": {"stage": "v1", "requestId": "r"}}),
+            (rest, "/prod/v1/models", {"version": "1.0", "requestContext": {"stage": "prod", "requestId": "r"}}),
+            (rest, "/v1/models", {"resource": None, "requestContext": {"elb": {"targetGroupArn": "arn:x"}}}),
+            (http_api, "/v1/models", {"routeKey": "$default"}),  # as a function URL's event
+            (http_api, "/prod/v1/models", {"routeKey": "$default", "stage": "prod"}),
+            (http_api, "/v1/v1/models", {"stage": "v1", "apiId": "abc", "domainPrefix": "abc"}),
+            (http_api, "/v1/models", {"stage": "v1", "apiId": "abc", "domainPrefix": "photos"}),  # a custom domain
+            (
+                http_api,
+                "/prod/img/v1/models",
+                {"routeKey": "GET /img/{proxy+}", "pathParameters": {"proxy": "v1/models"}},
+            ),
+        ],
+    )
+    def test_path_behind_a_base_path_or_stage_is_the_applications(self, shared, event, path, more):
+        called = event("GET", path)
+        for name, value in more.items():
+            within = called["requestContext"] if name in {"stage", "apiId", "domainPrefix"} else called
+            within[name] = value
+        answer = shared({name: value for name, value in called.items() if value is not None}, None)
+        assert (answer["statusCode"], json.loads(answer["body"])["models"][0]["name"]) == (200, "small")
+
+    @pytest.mark.parametrize(
+        ("event", "path", "resource"), [(rest, "/img", "/"), (http_api, "/prod", None), (http_api, "/prod/", None)]
+    )
+    def test_root_behind_a_base_path_or_stage_is_the_page(self, shared, event, path, resource):
+        called = event("GET", path)
+        called["requestContext"]["stage"] = "prod"
+        answer = shared({**called, **({"resource": resource} if resource else {})}, None)
+        assert (answer["statusCode"], answer["headers"]["content-type"].partition(";")[0]) == (200, "text/html")
+
     def test_problems_are_not_in_base64(self, shared):
         assert not shared(rest("GET", "/nowhere"), None)["isBase64Encoded"]
 

@@ -24,7 +24,7 @@ def observed(opened):
 
 @pytest.fixture(scope="module")
 def http(opened):
-    with client(opened, "127.0.0.1", "photos.example") as http:
+    with client(opened, "127.0.0.1", "photos.example", allow_hosts=("photos.example",)) as http:
         yield http
 
 
@@ -34,9 +34,9 @@ def anywhere(opened):
         yield http
 
 
-def client(service, *hosts):
+def client(service, *hosts, **settings):
     """Keep an application's lifespan from ending: it would close the service, which several share."""
-    app = make_app(service, Settings(), hosts=hosts)
+    app = make_app(service, Settings(**settings), hosts=hosts)
     app.router.lifespan_context = lambda _: nullcontext()
     return asking(app)
 
@@ -78,9 +78,36 @@ def test_a_form_of_another_sites_page_spends_nothing(http, observed, origin):
 
 
 @pytest.mark.who_may
-@pytest.mark.parametrize("origin", ["http://localhost:3000", "http://127.0.0.1:1", "https://photos.example"])
-def test_pages_of_this_machine_and_of_allowed_hosts_may_ask(http, origin):
-    assert http.post("/v1/classify", files={"image": png()}, headers={"Origin": origin}).status_code == 200
+@pytest.mark.parametrize(
+    ("host", "origin", "status"),
+    [
+        ("localhost:8000", "http://localhost:8000", 200),
+        ("[::1]:8000", "http://[::1]:8000", 200),
+        ("LOCALHOST.", "http://localhost:80", 200),
+        ("127.0.0.1", "https://127.0.0.1:443", 200),  # behind a proxy that takes TLS off
+        ("localhost:8000", "https://photos.example", 200),  # behind one that names itself as Host
+        ("localhost:8000", "http://photos.example:3000", 200),
+        ("localhost:8000", "http://localhost:3000", 403),
+        ("localhost:8000", "http://localhost", 403),
+        ("localhost:8000", "http://127.0.0.1:8000", 403),
+        ("127.0.0.1", "http://127.0.0.1:1", 403),
+        ("127.0.0.1:443", "http://127.0.0.1", 403),
+        ("localhost", "localhost", 403),
+        ("localhost", "http://localhost:99999", 403),
+        ("", "http://", 403),
+    ],
+)
+def test_the_services_own_page_and_those_of_allowed_hosts_may_ask(http, observed, host, origin, status):
+    reply = http.post("/v1/classify", files={"image": png()}, headers={"Host": host, "Origin": origin})
+    assert (reply.status_code, len(observed.answers)) == (status, int(status == 200))
+    assert status == 200 or "--set allow_host=" in reply.json()["detail"]
+
+
+@pytest.mark.who_may
+def test_a_loopback_name_that_is_allowed_may_ask_from_any_port(opened):
+    with client(opened, "127.0.0.1", allow_hosts=("localhost",)) as http:
+        headers = {"Host": "127.0.0.1:8000", "Origin": "http://localhost:3000"}
+        assert http.post("/v1/classify", files={"image": png()}, headers=headers).status_code == 200
 
 
 @pytest.mark.who_may

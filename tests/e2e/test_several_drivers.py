@@ -80,6 +80,8 @@ def test_answers_over_http_shows_no_password_and_leaves_nothing_behind(up, lean,
     assert system.classify(image, Host="photos.example", Origin="https://photos.example")[0] == 200
     assert system.classify(image, Host="evil.example")[0] == 403
     assert system.classify(image, Origin="http://evil.example")[0] == 403
+    assert system.classify(image, Origin="http://127.0.0.1:3000")[0] == 403
+    assert system.classify(image, Origin=system.started["url"])[0] == 200
     assert system.send("GET", "/readyz", Host="evil.example")[0] == 200
     assert system.send("GET", "/readyz")[0] == 200
     assert len(system.started["drivers"]) == 2

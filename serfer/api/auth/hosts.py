@@ -1,8 +1,8 @@
 """Host names that a service without API keys answers to, so that web pages cannot use it through a visitor's browser.
 
-Two requests of browsers are refused: those of another site's page, which the Origin header names, and those to a name
-whose owner has pointed it at this machine (DNS rebinding), which the Host header names. An IP address as Host is no
-rebinding, so a service that listens at all addresses answers to each of them.
+Two requests of browsers are refused: those of another site's page, which the Origin header names (another port of this
+machine is another site), and those to a name whose owner has pointed it at this machine (DNS rebinding), which the Host
+header names. An IP address as Host is no rebinding, so a service that listens at all addresses answers to each of them.
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ from serfer.api.http.problems import Problem
 
 _EXEMPT = frozenset({"/healthz", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready"})  # for balancers
 _ANY_ADDRESS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - to listen at, which is not done here
+_PORTS = {"http": 80, "https": 443}
 _SHOWN = 80
 _KNOWN = 256  # names, which clients repeat
 _LONGEST_URL = 512  # a host name has 253 characters at most (RFC 1035, 2.3.4)
 
 
 class HostCheck:
-    """A middleware that refuses other hosts and origins than `allowed` and this machine's own with Problem 403.
+    """A middleware that refuses with Problem 403 requests for other hosts, and of pages of other sites.
 
-    `allowed` are host names and IP addresses, among them the one to listen at; 0.0.0.0 or :: stand for any IP address.
+    Requests may be for `hosts`, host names and IP addresses, where 0.0.0.0 or :: stand for any IP address, and for this
+    machine's own; pages are of the place that the request is for, or of `origins`, host names.
     """
 
-    def __init__(self, app: ASGIApp, allowed: Iterable[str]) -> None:
+    def __init__(self, app: ASGIApp, hosts: Iterable[str], origins: Iterable[str]) -> None:
         self._app = app
-        self._allowed = {*map(_plain, allowed), "localhost"}
+        self._hosts, self._origins = {*map(_plain, hosts), "localhost"}, {*map(_plain, origins)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in _EXEMPT:
@@ -43,30 +45,29 @@ class HostCheck:
             [value.decode("latin-1") for name, value in scope["headers"] if name == wanted]
             for wanted in (b"host", b"origin")
         )
-        names = [_name(f"//{host}") for host in hosts if host]
-        for name, host in zip(names, filter(None, hosts), strict=True):
-            if not (self._knows(name) or (self._allowed & _ANY_ADDRESS and _address(name))):
-                raise _refusal("Host", host)
+        for host in filter(None, hosts):
+            name, _ = _place(f"//{host}")
+            address = _address(name)
+            if name not in self._hosts and not (address and (address.is_loopback or self._hosts & _ANY_ADDRESS)):
+                raise _refusal("Host", host, "a host that this service answers to")
         for origin in origins:
-            name = _name(origin)
-            if not (self._knows(name) or name in names):
-                raise _refusal("Origin", origin)
-
-    def _knows(self, name: str) -> bool:
-        address = _address(name)
-        return name in self._allowed or (address is not None and address.is_loopback)
+            place, scheme = _place(origin), origin.partition("//")[0]  # a proxy may have taken TLS off
+            own = [_place(f"{scheme}//{host}") for host in hosts]
+            if not place[0] or (place[0] not in self._origins and place not in own):
+                raise _refusal("Origin", origin, "where this service's own page is, port included")
 
 
-def _name(url: str) -> str:
-    return _host(url) if len(url) <= _LONGEST_URL else ""  # strangers' headers are not kept
+def _place(url: str) -> tuple[str, int | None]:
+    return _parsed(url) if len(url) <= _LONGEST_URL else ("", None)  # strangers' headers are not kept
 
 
 @lru_cache(_KNOWN)
-def _host(url: str) -> str:
+def _parsed(url: str) -> tuple[str, int | None]:
     try:
-        return _plain(urlsplit(url).hostname or "")
+        parts = urlsplit(url)
+        return _plain(parts.hostname or ""), parts.port or _PORTS.get(parts.scheme)
     except ValueError:
-        return ""
+        return "", None
 
 
 def _plain(host: str) -> str:
@@ -81,11 +82,11 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
-def _refusal(header: str, value: str) -> Problem:
+def _refusal(header: str, value: str, wanted: str) -> Problem:
     shown = value[:_SHOWN] if value.isprintable() and value.isascii() else "what it says"
     return Problem(
         403,
-        f"{header}: {shown} is not a host that this service answers to, which has no API keys: start it with "
+        f"{header}: {shown} is not {wanted}, and there are no API keys: start the service with "
         "--set allow_host=NAME (SERFER_ALLOW_HOSTS), or with --keys",
         slug="host",
     )

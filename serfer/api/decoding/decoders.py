@@ -242,7 +242,6 @@ class Decoders:
         return done
 
     def _keep(self, decoder: _Decoder) -> None:
-        """Keep a decoder for the next image; one that is given back after the end is closed."""
         if self._closed:
             decoder.leave()
             decoder.close()

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -48,6 +49,7 @@ _LONGEST_MS = 28_000
 _MOST_ANSWER_BYTES = 4_400_000  # a response has 6 MB, in base64
 _THROTTLED_ATTEMPTS = 5  # in about half a second: a waiting driver takes the room that its own stages need
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
+_OWN = ("/v1/", "/v2/", "/page/")
 _TEXT = (*DEFAULT_TEXT_MIME_TYPES, MEDIA_TYPE, "application/openmetrics-text")
 
 
@@ -68,7 +70,7 @@ class Function:
         if queries := pinged(event):
             return {"functions": [one.as_dict() for one in self._warm(queries)]}
         asyncio.set_event_loop(self._loop)
-        return self._adapter(event, context)
+        return self._adapter(_without_prefix(event), context)
 
     def _warm(self, queries: int) -> Iterator[Warmth]:
         """Warm all functions up; workers in process are warm once this environment is."""
@@ -82,6 +84,22 @@ class Function:
     def close(self) -> None:
         asyncio.set_event_loop(None)
         self._loop.close()
+
+
+def _without_prefix(event: dict[str, Any]) -> dict[str, Any]:
+    """Take off what is before an application's path: a domain's base path, a stage's name, a prefix of the route."""
+    context = event.get("requestContext", {})
+    http = context.get("http", {})
+    path = http.get("path") or event.get("path", "")
+    route = event.get("resource") or event.get("routeKey", "").rpartition(" ")[2]
+    rest = re.fullmatch(r"(/.*)\{(\w+)\+\}", route)
+    if rest and rest[2] in (event.get("pathParameters") or {}):
+        path = (rest[1] if rest[1].startswith(_OWN) else "/") + event["pathParameters"][rest[2]]
+    elif route.startswith("/") and "{" not in route:
+        path = route
+    elif "version" in event and context.get("domainPrefix") == context.get("apiId"):  # a custom domain's has no stage
+        path = re.sub(rf"^/{re.escape(context.get('stage', ''))}(?=/|$)", "", path)
+    return {**event, "path": path, "requestContext": {**context, "http": {**http, "path": path}}}
 
 
 def open_application(driver: DriverSettings, settings: Settings, opened: ExitStack) -> FastAPI:

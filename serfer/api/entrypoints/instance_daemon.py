@@ -67,8 +67,7 @@ def _serve(chosen: Namespace) -> None:
 
 def _listening(url: str, ready: Instance) -> None:
     known = ready.default.measured
-    models = [*ready.pipelines]
-    about = {"url": url, "device": known.device, "max_batch": known.max_batch, "models": models}
+    about = {"url": url, "device": known.device, "max_batch": known.max_batch, "models": [*ready.pipelines]}
     write(logging.INFO, "listening", about)
 
 

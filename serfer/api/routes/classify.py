@@ -231,7 +231,6 @@ def _outputs(plan: Plan) -> str:
 async def _reply_once(
     routes: Classifying, parsed: _ClassifyRequest, images: Sequence[Upload], watch: Watch | None = None
 ) -> Reply:
-    """Return the answer, which a request with the same idempotency key may have computed, or wait for."""
     key = parsed.idempotency_key(images) if parsed.key else None
     if key is None:
         return Reply(await _compute_body(routes, parsed, images, watch), replayed=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,14 +13,13 @@ from pydantic import Field
 
 from serfer.api.http.problems import Problem
 from serfer.api.http.uploads import Upload, check_format
-from serfer.api.jobs.offline import JobImages, OfflineJob, OfflineJobs, OfflineRecord
+from serfer.api.jobs.offline import OfflineJob, OfflineJobs, OfflineRecord
 from serfer.api.jobs.runner import JobState
 from serfer.api.questions import ObjectiveParameters, Question, asked_of, run_question
 from serfer.api.requests import IDENTIFIER, check_parameters, client_of, owner_of
 from serfer.api.routes.classify import check_classifies
 from serfer.api.routes.openapi import problems
 from serfer.api.service import Service, ServiceQuery
-from serfer.applications.answering import ApplicationQuery
 from serfer.core.dataclass_codec import unstructure
 from serfer.drivers.driver import RequestContext
 from serfer.pipeline.query import Wanted
@@ -56,16 +54,6 @@ class OfflineStatus:
     detail: str
 
 
-@dataclass(frozen=True)
-class _Asking:
-    """What is asked of each image: the model or application by its name, and for which client."""
-
-    name: str
-    asked: ApplicationQuery | None
-    top_k: int
-    client: str
-
-
 def jobs_router(service: Service, most_bytes: int) -> APIRouter:
     """Return the routes of offline jobs, whose images have at most `most_bytes`; `service.jobs` may be None."""
     router = APIRouter(prefix="/v1/jobs", tags=["classify"])
@@ -84,9 +72,19 @@ def jobs_router(service: Service, most_bytes: int) -> APIRouter:
         if asked is None:
             check_classifies(service.pipelines[name].plan, name)
         images = await asyncio.to_thread(jobs.images.names, parameters.images)
-        asking = _Asking(name, asked, parameters.top_k, client_of(request))
-        answers = _answerer(service, jobs.images, asking, most_bytes)
-        record = await jobs.begin(OfflineJob(owner_of(request), name, images, answers))
+        client, wanted = client_of(request), Wanted(parameters.top_k, classes=True)
+
+        async def answer(image: str) -> dict[str, Any]:
+            data = await asyncio.to_thread(jobs.images.read, image, most_bytes)
+            check_format(image, data)
+            context, deadline = RequestContext(secrets.token_hex(8)), time.monotonic() + _ALLOWED_S
+            query = ServiceQuery(name, deadline, _ALLOWED_S, context, client)
+            with service.load.offline():
+                question = Question(query, wanted, explain=False, asked=asked)
+                _, report = await run_question(service, question, [Upload(image, data)])
+            return report.as_dict()
+
+        record = await jobs.begin(OfflineJob(owner_of(request), name, images, answer))
         response.headers["Location"] = f"/v1/jobs/{record.id}"
         response.headers["Retry-After"] = "2"
         return _status(record)
@@ -124,23 +122,6 @@ def jobs_router(service: Service, most_bytes: int) -> APIRouter:
         await jobs.cancel(owner_of(request), job)
 
     return router
-
-
-def _answerer(
-    service: Service, images: JobImages, asking: _Asking, most_bytes: int
-) -> Callable[[str], Awaitable[dict[str, Any]]]:
-
-    async def answered(name: str) -> dict[str, Any]:
-        data = await asyncio.to_thread(images.read, name, most_bytes)
-        check_format(name, data)
-        context, deadline = RequestContext(secrets.token_hex(8)), time.monotonic() + _ALLOWED_S
-        query = ServiceQuery(asking.name, deadline, _ALLOWED_S, context, asking.client)
-        question = Question(query, Wanted(asking.top_k, classes=True), explain=False, asked=asking.asked)
-        with service.load.offline():
-            _, report = await run_question(service, question, [Upload(name, data)])
-        return report.as_dict()
-
-    return answered
 
 
 def _jobs(service: Service) -> OfflineJobs:

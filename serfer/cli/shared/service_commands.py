@@ -31,8 +31,8 @@ class ServiceOptions(RegistryOptions, JsonOptions):
     )
     allow_host: tuple[str, ...] = option(
         (),
-        "Without keys: a host name or address that requests may come for, and pages from, besides this machine's own "
-        "and --host; may be repeated.",
+        "Without keys: a host name or address that requests may come for, besides this machine's own and --host, and "
+        "pages from, besides the service's own; may be repeated.",
         metavar="NAME",
         setting="allow_hosts",
     )

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import os
 from importlib import import_module
-from typing import TYPE_CHECKING
 
-from serfer.extras import named_extras
-
+TYPE_CHECKING = False  # typing's, which takes a while to import: the command first sees to an interrupt
 if TYPE_CHECKING:
     from serfer.client.async_client import AsyncClient as AsyncClient
     from serfer.client.async_client import AsyncJob as AsyncJob
@@ -232,6 +230,8 @@ _ERRORS = "serfer.core.errors"
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'serfer' has no attribute {name!r}")
+    from serfer.extras import named_extras  # noqa: PLC0415 - as typing
+
     module, attribute = _HOMES.get(name, (_ERRORS, name))
     with named_extras():
         return getattr(import_module(module), attribute)

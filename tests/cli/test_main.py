@@ -143,6 +143,35 @@ def test_an_interrupt_that_an_import_turned_into_another_error_is_an_interrupt(s
     assert (result.code, result.err) == (130, "serfer: interrupted\n")
 
 
+STARTED = """
+import importlib.abc, os, signal, sys
+class Hook(importlib.abc.MetaPathFinder):
+    left = int(sys.argv.pop(1))
+    def find_spec(self, name, path=None, target=None):
+        self.left -= "serfer.__main__" in sys.modules
+        if self.left == 0:
+            self.left = -1
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Hook())
+from serfer.__main__ import main
+main()
+"""
+
+
+@pytest.mark.killed
+@pytest.mark.parametrize("number", [1, 2, 5, 20, 60, 150, 250, 350, 450, 600])
+def test_interrupt_at_any_import_ends_in_one_line(number):
+    command = [sys.executable, "-c", STARTED, str(number), "predict", "no.png", "--plan", "none"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (130, "serfer: interrupted\n") or (number > 350 and done.returncode == 3)
+
+
+def test_package_imports_nothing_before_the_command_sees_to_interrupts():
+    code = "import os, importlib, sys; before = {*sys.modules}; import serfer; print(*{*sys.modules} - before)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert {*done.stdout.split()} <= {"serfer", "__future__"}
+
+
 def test_uninterrupted_restores_signal_handlers():
     """A command that runs within another program must not make it, or what it starts, deaf to SIGTERM."""
     numbers = (signal.SIGINT, signal.SIGTERM)

@@ -111,13 +111,16 @@ def _terminate(_number: int, _frame: FrameType | None) -> None:
 def run(app: typer.Typer, *, check: bool = True) -> NoReturn:
     signal.signal(signal.SIGTERM, _terminate)
     interrupt = _Interrupt()
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, interrupt)
     warnings.showwarning = _warn  # type: ignore[assignment]  # it takes what Python's own does
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # file names need not be text
-    code = _exit_code(app, sys.argv[1:], interrupt, check=check)
+    try:
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, interrupt)
+        code = _exit_code(app, sys.argv[1:], interrupt, check=check)
+    except KeyboardInterrupt:  # before it began, or once more as it ended
+        code = _INTERRUPTED
     ignore_signals()
     _drop_unwritten()
     gc.freeze()  # nothing is left to collect, and to look through all that torch and onnx hold takes a second

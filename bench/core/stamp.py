@@ -9,9 +9,22 @@ from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 
-from serfer.doctor.machine import Machine, this_machine
+from serfer.system import memory_bytes, processor_name, processors
 
 _PACKAGES = ("serfer", "numpy", "onnxruntime", "aiohttp", "botocore", "msgpack", "redis")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine: the processor, how many of them are ours, memory in GB, the system."""
+
+    processor: str
+    processors: int
+    memory_gb: float
+    system: str
+
+    def __str__(self) -> str:
+        return f"{self.processors} x {self.processor}, {self.memory_gb:g} GB, {self.system}"
 
 
 @dataclass(frozen=True)
@@ -36,6 +49,11 @@ class Stamp:
     def lines(self) -> tuple[str, str]:
         versions = ", ".join(f"{one.package} {one.version}" for one in self.versions)
         return f"{self.command}   ({self.date})", f"{self.machine}; Python {self.python}; {versions}"
+
+
+def this_machine() -> Machine:
+    system = f"{platform.system()} {platform.machine()}"
+    return Machine(processor_name(), processors(), round(memory_bytes() / 2**30, 1), system)
 
 
 def make_stamp(arguments: Sequence[str], now: datetime) -> Stamp:

@@ -15,7 +15,7 @@ import typer
 from serfer.cli.main import app
 from serfer.cli.shared.terminal import err, out
 from serfer.core.errors import InputError, SerferError, UsageError
-from serfer.doctor.machine import this_machine
+from serfer_bench.core.stamp import this_machine
 from serfer_bench.core.tables import captured
 from serfer_bench.core.traces import SKIPPED
 from serfer_bench.records.pages import chosen, read_pages

@@ -1,4 +1,4 @@
-"""Checks and description of this machine."""
+"""Checks of this machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from serfer.core.errors import InputError, MissingExtraError, UnavailableError
 from serfer.extras import pip_command
 from serfer.local.servers.redis import packaged_program
 from serfer.settings import Settings
-from serfer.system import memory_bytes, processor_name, processors
+from serfer.system import processors
 
 _TESTED = ((3, 11), (3, 14))  # from, to
 _EXPECTED = ("Linux aarch64", "Darwin arm64")
@@ -43,7 +43,6 @@ _OPTIONAL = (
     ("step functions", "moto", "for engine=stepfunctions with local workers"),
 )
 _NEEDED_BYTES = 2 * 1024**3
-_GB = 2**30
 
 
 @dataclass(frozen=True)
@@ -54,24 +53,6 @@ class Check:
     ok: bool
     found: str
     remedy: str = ""
-
-
-@dataclass(frozen=True)
-class Machine:
-    """A machine: the processor, how many of them are ours, memory in GB, the system."""
-
-    processor: str
-    processors: int
-    memory_gb: float
-    system: str
-
-    def __str__(self) -> str:
-        return f"{self.processors} x {self.processor}, {self.memory_gb:g} GB, {self.system}"
-
-
-def this_machine() -> Machine:
-    system = f"{platform.system()} {platform.machine()}"
-    return Machine(processor_name(), processors(), round(memory_bytes() / _GB, 1), system)
 
 
 def examine(settings: Settings) -> list[Check]:

@@ -26,13 +26,13 @@ from serfer.core.plan.window_plan import check_whole_images
 from serfer.cost.driver_limits import DriverLimits
 from serfer.cost.loads.dates import unix_time
 from serfer.cost.service_times import scenario_times
-from serfer.doctor.machine import this_machine
 from serfer.files import check_place
 from serfer.pictures import check_suffix
 from serfer.plan_directory import load_plan
 from serfer.settings import load_settings
 from serfer.system import processors
 from serfer.wiring.pipeline_options import PipelineOptions
+from serfer_bench.core.stamp import this_machine
 from serfer_bench.study.cli.cluster import ClusterRequest, check_cluster_options, simulate_cluster
 from serfer_bench.study.cli.comparison import print_comparison
 from serfer_bench.study.loads.generators import describe_generators

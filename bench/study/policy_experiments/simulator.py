@@ -28,10 +28,10 @@ from serfer.cost.loads.trace import Trace
 from serfer.cost.queries import QueriesRun
 from serfer.cost.service_times import scenario_times
 from serfer.cost.windows import Window
-from serfer.doctor.machine import this_machine
 from serfer.settings import Settings, load_settings
 from serfer.wiring.open_pipeline import open_pipeline
 from serfer_bench.core.options import MarkdownOption, ModelOption, PlanOption, plan_of
+from serfer_bench.core.stamp import this_machine
 from serfer_bench.core.tables import Results, Table, publish
 from serfer_bench.study.policies import NAMES
 from serfer_bench.study.sim.calibration import Calibration, LocalRun

@@ -33,6 +33,11 @@ class IdlePeriod:
         """Seconds in which the level was warm and did nothing."""
         return self.windows.kept_s(self.until_s - self.since_s)
 
+    @property
+    def prewarmed(self) -> bool:
+        """Whether it was loaded again without a query."""
+        return 0 < self.windows.prewarm_s <= self.until_s - self.since_s
+
 
 @dataclass(frozen=True)
 class Change:

@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 from threading import Barrier
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import pytest
@@ -42,6 +42,8 @@ from serfer.core.errors import MissingKeyError, UsageError
 from serfer.storage import Range, Store
 from serfer.storage.coordination import Coordination, Entry, change
 from serfer.storage.exchange import START, Exchange, Message
+
+Expire: TypeAlias = Callable[[str], None]
 
 TTL = 60.0
 LONG_S = 30.0
@@ -100,7 +102,7 @@ class StoreContract(_Keys):
         assert store.get(key) == value
         assert type(store.get(key)) is bytes
 
-    def test_overwrite_renews_the_time_to_live(self, store: Store, key: str, expire: Callable[[str], None]) -> None:
+    def test_overwrite_renews_the_time_to_live(self, store: Store, key: str, expire: Expire) -> None:
         store.put(key, b"old", 0.05)
         store.put(key, b"new", TTL)
         other = key + ":other"
@@ -147,7 +149,7 @@ class StoreContract(_Keys):
         store.delete([])
         assert store.exists([key, f"{key}:kept"]) == [False, True]
 
-    def test_value_expires(self, store: Store, key: str, expire: Callable[[str], None]) -> None:
+    def test_value_expires(self, store: Store, key: str, expire: Expire) -> None:
         store.put(key, b"x", 0.05)
         expire(key)
         assert store.exists([key]) == [False]
@@ -262,9 +264,7 @@ class CoordinationContract(_Keys):
         assert coordination.get(key) is None
         assert coordination.compare_and_set(key, None, b"3", TTL) is not None
 
-    def test_an_expired_key_has_no_value(
-        self, coordination: Coordination, key: str, expire: Callable[[str], None]
-    ) -> None:
+    def test_an_expired_key_has_no_value(self, coordination: Coordination, key: str, expire: Expire) -> None:
         coordination.compare_and_set(key, None, b"old", 0.05)
         expire(key)
         assert coordination.get(key) is None
@@ -272,9 +272,7 @@ class CoordinationContract(_Keys):
         assert coordination.compare_and_set(key, None, b"late", TTL) is None
         assert coordination.get(key) == Entry(b"new", str(version))
 
-    def test_a_write_renews_the_time_to_live(
-        self, coordination: Coordination, key: str, expire: Callable[[str], None]
-    ) -> None:
+    def test_a_write_renews_the_time_to_live(self, coordination: Coordination, key: str, expire: Expire) -> None:
         version = coordination.compare_and_set(key, None, b"old", 0.5)
         coordination.compare_and_set(key, version, b"new", TTL)
         coordination.compare_and_set(f"{key}:other", None, b"x", 0.05)
@@ -285,7 +283,7 @@ class CoordinationContract(_Keys):
 
     @pytest.mark.parametrize("there", ["nothing", "expired", "a version"])
     def test_of_callers_at_once_one_succeeds(
-        self, coordination: Coordination, key: str, expire: Callable[[str], None], there: str
+        self, coordination: Coordination, key: str, expire: Expire, there: str
     ) -> None:
         for number in range(3):
             own_key, expected = f"{key}:{number}", None
@@ -343,7 +341,6 @@ class ExchangeContract(_Keys):
 
     @pytest.fixture
     def url(self) -> str | None:
-        """Return what another process opens."""
         return None
 
     @pytest.mark.parametrize("value", [b"", b"x", b"\r\n\x00$-1\r\n", bytes(range(256)) * 32_768])
@@ -472,7 +469,7 @@ class ExchangeContract(_Keys):
                 for number, value in step:
                     sent[number].append(value)
 
-    def test_an_inbox_expires(self, exchange: Exchange, key: str, expire: Callable[[str], None]) -> None:
+    def test_an_inbox_expires(self, exchange: Exchange, key: str, expire: Expire) -> None:
         exchange.send([Message(key, b"old"), Message(key, b"older")], 0.05)
         cursor = exchange.receive(key, START, 0)[-1:]
         expire(key)
@@ -481,7 +478,7 @@ class ExchangeContract(_Keys):
         for after in (START, *(message.cursor for message in cursor)):
             assert [message.value for message in exchange.receive(key, after, 0)] == [b"new"]
 
-    def test_a_send_renews_the_time_to_live(self, exchange: Exchange, key: str, expire: Callable[[str], None]) -> None:
+    def test_a_send_renews_the_time_to_live(self, exchange: Exchange, key: str, expire: Expire) -> None:
         exchange.send([Message(key, b"1"), Message(f"{key}:other", b"x")], 0.05)
         exchange.send([Message(key, b"2")], TTL)
         expire(f"{key}:other")

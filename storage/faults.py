@@ -137,7 +137,6 @@ def wrapped_url(scheme: str, store: str, options: Mapping[str, float | None]) ->
 
 
 def _unwrapped(url: str, known: Mapping[str, float]) -> tuple[str, dict[str, float]]:
-    """Return the inner URL and the options, each with the default of `known` where the URL does not give it."""
     parts = urlsplit(url)
     pairs = parse_qsl(parts.query, keep_blank_values=True)
     given = dict(pairs)

@@ -129,7 +129,6 @@ def _passed_on(context: typer.Context) -> Iterator[str]:
 
 
 def resolve_names(applications: ApplicationOptions | None, store: str | None) -> ApplicationOptions | None:
-    """Return applications by their names; raises UsageError for a name that the registry has not."""
     if applications is None:
         return None
     registry, names = find_applications(applications, store or "redis://")

@@ -77,7 +77,6 @@ def _examined(aws: bool, build: Path | None, region: str | None) -> Sequence[Che
 
 
 def warm(options: WarmCommand, _context: typer.Context) -> None:
-    """Warm functions up, and print what that started."""
     directory = plan_directory(options.plan, options.model, options.stack, workers="aws")
     with opened(directory, PipelineOptions(store=options.store, stack=options.stack), "aws") as pipeline:
         while True:

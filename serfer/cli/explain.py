@@ -144,7 +144,6 @@ def print_months(prices: Prices, per_month: Sequence[int]) -> None:
 
 
 def deployed_store(plan: Plan, store: str) -> str:
-    """Return what `serfer deploy package` deploys for a store, and what that costs idle."""
     facts = load_settings().facts()
     if not uses_store(plan, facts):
         return "no stage hands anything on through a store, so that serfer deploy package deploys s3, $0.00 idle"
@@ -232,7 +231,6 @@ def _print_packages(plan: Plan, image_limit: int) -> None:
 
 
 def print_starts(prices: Prices) -> None:
-    """Print how a query starts where nothing is warm, other ways to start, and the cold plan."""
     _print_cold_starts(prices.plan, prices.cold)
     _print_starting_ways(prices.ways, prices.cold_share)
     if prices.cold_plan and prices.choice:

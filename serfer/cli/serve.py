@@ -41,7 +41,6 @@ _CHOICES = (
 
 
 def serve(options: ServeCommand, context: typer.Context) -> None:
-    """Serve networks, or print the settings."""
     settings, named = settings_of(context), (options.network, options.model, options.plan)
     if options.show_config:
         print_config(context, settings, as_json=options.as_json)

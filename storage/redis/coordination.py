@@ -1,9 +1,8 @@
 """Compare-and-set on a Redis server or cluster, by a script of one key."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from serfer.storage.redis.node import Command, milliseconds
+from serfer.storage.redis.node import Execute, milliseconds
 from serfer.storage.store import check_keys
 from serfer.storage.versioned_values import VERSION_BYTES, PrefixedVersions
 
@@ -19,9 +18,7 @@ return 1
 class RedisCoordination(PrefixedVersions):
     """Coordination by what sends commands together and returns their replies, and what deletes keys."""
 
-    def __init__(
-        self, execute: Callable[[Sequence[Command]], list[Any]], delete: Callable[[Sequence[str]], None]
-    ) -> None:
+    def __init__(self, execute: Execute, delete: Callable[[Sequence[str]], None]) -> None:
         self._execute = execute
         self._delete = delete
 

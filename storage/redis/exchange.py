@@ -2,11 +2,11 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from serfer.storage.exchange import START, Exchange, Message, Received
-from serfer.storage.redis.node import Command, check_size, milliseconds
+from serfer.storage.redis.node import Command, Execute, check_size, milliseconds
 from serfer.storage.store import check_keys, check_ttl
 
 _SLICE_S = 1.0
@@ -29,9 +29,7 @@ class RedisExchange(Exchange):
     server together, so that no inbox lives for ever.
     """
 
-    def __init__(
-        self, send: Callable[[Sequence[Command]], list[Any]], waiting: Waiting, socket_timeout: float | None
-    ) -> None:
+    def __init__(self, send: Execute, waiting: Waiting, socket_timeout: float | None) -> None:
         self._send = send
         self._waiting = waiting
         self._slice_s = min(_SLICE_S, (socket_timeout or math.inf) / 2)

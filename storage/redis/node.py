@@ -13,6 +13,7 @@ from serfer.storage.redis.errors import explained
 _MAX_VALUE = 512 * 1024 * 1024  # the server's own limit (proto-max-bulk-len)
 
 Command: TypeAlias = tuple[Any, ...]
+Execute: TypeAlias = Callable[[Sequence[Command]], list[Any]]
 
 
 class RedisNode:

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 
 def map_images(options: MapCommand, context: typer.Context) -> None:
-    """Map images, or print what that would take."""
     settings = settings_of(context)
     if options.dry_run:
         options = replace(options, yield_to=())

@@ -41,7 +41,6 @@ class RegisterCommand(RegisterOptions, RegistryOptions, NetworkFileOptions, Json
 
 
 def who(by: str | None) -> str:
-    """Return who does something: the name that was given, or the user's."""
     if by is not None:
         return short("--by", by)
     try:

@@ -40,7 +40,6 @@ _DIGITS = 100  # dollars from which on cents are left out
 
 
 def check_load(options: CostCommand, *, is_built: bool) -> None:
-    """Refuse options that contradict each other, or that a load does not go with; raises UsageError."""
     if options.has_load and (wrong := changed(options, PriceOptions())):
         raise UsageError(f"--log and --qps price the load of a month: leave out {', '.join(wrong)}")
     if not options.has_load and (wrong := changed(options, LoadOptions())):

@@ -27,7 +27,6 @@ _RGB = 3  # channels by default
 
 
 def check_described(options: NetworkFileOptions, networks: Sequence[Path | str]) -> None:
-    """Refuse options that describe a network where there is none, or several; raises UsageError."""
     if len(networks) == 1:
         options.model_with_weights(str(networks[0]))
         return

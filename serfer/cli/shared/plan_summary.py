@@ -54,7 +54,6 @@ def in_cache(find: Callable[[Callable[[str], None]], Path], progress: Callable[[
 
 
 def chosen_line(plan: Plan) -> str:
-    """Return a line on what a plan is: one function, or so many, and how many of them a query invokes."""
     name, first = plan.model, plan.stages[0]
     if plan.windows:
         kinds = counted(len(first.tiles), "kind")
@@ -72,7 +71,6 @@ def chosen_line(plan: Plan) -> str:
 
 
 def figures_line(plan: Plan, facts: AwsFacts, per_month: Sequence[int] = ()) -> str:
-    """Return a line on what a query takes, warm and cold, and costs on Lambda; and a month of so many."""
     prices = price(plan, facts, Circumstances())
     usd = explained(plan.predicted_usd) * _MILLION
     months = "".join(f", ${prices.month_usd(queries):,.2f} a month of {queries:,}" for queries in per_month)

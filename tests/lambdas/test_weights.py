@@ -134,7 +134,7 @@ def test_a_bucket_that_does_not_answer_is_asked_again(endpoint):
 
     def answer(request):
         seen[request.headers["range"]] += 1
-        return refused(503, "SlowDown") if seen[request.headers["range"]] <= 3 else ranged(request)
+        return refused(503, "SlowDown") if seen[request.headers["range"]] <= 6 else ranged(request)
 
     with endpoint(answer) as (url, _):
         data, waits = fetch(url)

@@ -102,7 +102,7 @@ class _Sum:
         for one in periods:
             self.periods += 1
             self.cold += one.cold
-            self.loads += one.prewarmed
+            self.loads += 0 < one.windows.prewarm_s <= one.until_s - one.since_s  # without a query
             self.idle_s += one.kept_s
             count, last_s = pings(one, self._kept_s)
             self.pings += count

@@ -11,7 +11,6 @@ import pytest
 from botocore.session import Session
 
 from serfer.api.app import make_app
-from serfer.api.auth.keys import KeyRing, add_key
 from serfer.api.jobs import offline
 from serfer.api.jobs.offline import MOST_JOBS, JobImages, OfflineJobs, OfflineRecord
 from serfer.control.online_load import LoadMonitor
@@ -236,18 +235,6 @@ def test_images_of_a_bucket_are_those_below_the_prefix(monkeypatch):
         for name, error in (("june/a.png", ImageTooLargeError), ("june/none.png", ImageError)):
             with pytest.raises(error, match=name):
                 images.read(name, 5)
-
-
-def test_a_job_is_its_owners(driver, images, tmp_path):
-    file = tmp_path / "keys.json"
-    own, other = ({"X-API-Key": add_key(file, name, None)} for name in ("own", "other"))
-    with driver(KeyRing(file, time.monotonic)) as client:
-        assert post(client, images).status_code == 401
-        location = post(client, images, headers=own).headers["location"]
-        until(client, location, is_done, own)
-        for method, path in (("GET", location), ("GET", f"{location}/results"), ("DELETE", location)):
-            assert client.request(method, path, headers=other).status_code == 404
-        assert client.get(f"{location}/results", headers=own).status_code == 200
 
 
 def test_without_the_setting_there_are_no_jobs(app, images):

@@ -139,20 +139,6 @@ def test_a_result_that_has_expired_is_gone(serve, store):
     assert httpx.get(f"{url}/v2/results/{manifest.id}").json() == {"error": GONE}
 
 
-def test_another_keys_result_is_as_absent_as_none(serve, store, keys):
-    path, known = keys
-    url, manifest = serve(path), put_result(store, OUTPUTS, owner=owner("phone"))
-    place = f"{url}/v2/results/{manifest.id}"
-    for more in ("", "/outputs/scores", "/outputs/nonsense", "/zarr/zarr.json", "/zarr/0/c/0/0/0/0", "/zarr/x"):
-        other = httpx.get(place + more, headers=known["tablet"])
-        absent = httpx.get(f"{url}/v2/results/{ABSENT}{more}", headers=known["tablet"])
-        assert (other.status_code, other.content) == (absent.status_code, absent.content) == (404, absent.content)
-        assert {*other.headers} == {*absent.headers}
-        assert httpx.get(place + more).status_code == 401
-    assert httpx.delete(place, headers=known["tablet"]).status_code == 404
-    assert np.array_equal(loaded(httpx.get(f"{place}/outputs/scores", headers=known["phone"])), SCORES)
-
-
 def test_zarr_reads_a_result_over_http(serve, store):
     url, manifest = serve(), put_result(store, OUTPUTS, grid=(2, 3))
     place = f"/v2/results/{manifest.id}/zarr"

@@ -123,7 +123,7 @@ def _passed_on(context: typer.Context) -> Iterator[str]:
         if value is True:
             yield parameter.opts[0]
         else:
-            items = value if isinstance(value, list) else [value]
+            items = value if isinstance(value, list | tuple) else [value]
             items = [item for item in items if name != "set_keys" or str(item).partition("=")[0] not in BALANCERS]
             yield from (f"{parameter.opts[0]}={item}" for item in items)
 

@@ -90,8 +90,8 @@ def test_a_missing_library_is_named_with_its_pip_command(serfer, monkeypatch, tm
     ("arguments", "code", "words"),
     [
         ("splt net.onnx", 2, "No such command 'splt'. Did you mean 'split'"),
-        ("keys ad x", 2, "No such command 'ad'. Did you mean 'add'? (see serfer keys --help)"),
-        ("split net.onnx --grid 2x2 --out x", 2, "No such option: --grid (Possible options: --grids)"),
+        ("keys ad x", 2, "No such command 'ad'. Did you mean 'add'? ... (see serfer keys --help)"),
+        ("split net.onnx --grid 2x2 --out x", 2, "No such option ... --grids"),
         ("split folder.onnx --out x", 3, "folder.onnx is a directory, not an .onnx file"),
         ("split plan --out x", 3, "plan is a plan directory, which was split before: give the network, or see serfer"),
         ("split . --out x", 3, ". is a directory: give an .onnx file, module.py:factory, or a name"),
@@ -108,7 +108,11 @@ def test_a_missing_library_is_named_with_its_pip_command(serfer, monkeypatch, tm
             for drivers in ("", "--drivers 2")
             for windows in ("lhst", "lsth:gamma=2", "-5", "serfer.core.errors:UsageError")
         ),
-        ("map x.tif --plan plan --out y.tif --no-check", 2, "No such option: --no-check: it is a key, --set check=VAL"),
+        (
+            "map x.tif --plan plan --out y.tif --no-check",
+            2,
+            "No such option ... --no-check ... : it is a key, --set check=VAL",
+        ),
         ("classify x.jpg --set min_score=1", 2, "--set: 'min_score' is not a key of the command"),
         ("run x.jpg --set json=true --out x", 2, "--set: 'json' is not a key of the command: did you mean as_json?"),
     ],
@@ -119,7 +123,9 @@ def test_a_mistake_is_named_in_a_line_that_says_what_to_do(serfer, tmp_path, mon
     write_plan(tmp_path / "plan")
     result = serfer(*arguments.split())
     assert (result.code, result.out, result.err.count("\n")) == (code, "", 1), result.err
-    assert result.err.startswith(f"serfer: {words}")
+    start, *rest = words.split(" ... ")  # between them, versions of typer have words of their own
+    assert result.err.startswith(f"serfer: {start}")
+    assert all(text in result.err for text in rest)
 
 
 @pytest.mark.killed

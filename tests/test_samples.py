@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tifffile
 from PIL import Image
 
 from serfer.core.errors import ImageError
@@ -51,26 +52,47 @@ def shown(data):
     return np.asarray(upright_image(data, "picture", ImageLimits()))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_kinds_of_samples_are_the_same_in_pictures_and_maps(tmp_path, kind):
+def by_gdal(path, values, profile):
+    """Yield the byte order of each file that is written, None where there is none."""
+    for layout in [{}] if "driver" in profile else LAYOUTS:
+        write(path, values, **profile, **layout)
+        yield layout.get("ENDIANNESS")
+
+
+def by_tifffile(path, values, profile):
+    values = values.astype("float16") if "nbits" in profile else values
+    photometric = profile.get("photometric", "MINISBLACK").lower()
+    for order, compression, planes in itertools.product("<>", (None, "zlib"), ("contig", "separate")):
+        own = values if planes == "separate" else np.moveaxis(values, 0, -1)
+        form = {"photometric": photometric, "planarconfig": planes} if len(values) > 1 else {"photometric": photometric}
+        tifffile.imwrite(path, own if len(values) > 1 else values[0], byteorder=order, compression=compression, **form)
+        yield "LITTLE" if order == "<" else "BIG"
+
+
+WRITERS = [(by_gdal, kind) for kind in KINDS]
+WRITERS += [(by_tifffile, kind) for kind, (*_, how) in KINDS.items() if "driver" not in how and "bits" not in kind]
+
+
+@pytest.mark.parametrize(("writer", "kind"), WRITERS)
+def test_kinds_of_samples_are_the_same_in_pictures_and_maps(tmp_path, writer, kind):
     dtype, bands, white, profile = KINDS[kind]
     values = (np.linspace(0, white, 3 * 32 * 48).reshape(3, 32, 48)[:bands]).astype(dtype)
-    read, refusals = [], []
-    for layout in [{}] if "driver" in profile else LAYOUTS:
-        path = write(tmp_path / "image", values, **profile, **layout)
+    wanted = values / float(white) * 255
+    orders, refusals, path = set(), [], tmp_path / "image"
+    for order in writer(path, values, profile):
         with open_raster(path) as source:
             assert source.white == white
             levels = source.read(Rect.whole(32, 48)).astype(float) / source.white * 255
+        assert np.abs(levels - (255 - wanted if "MINISWHITE" in kind else wanted)).max() < 0.1
         try:
             picture = shown(path.read_bytes()).transpose(2, 0, 1)[:bands]
         except ImageError as error:
             refusals.append(str(error))
         else:
             assert np.abs(picture - levels).max() <= 1
-            read.append(layout)
+            orders.add(order)
     assert all("it is a TIFF of" in refusal for refusal in refusals)
-    orders = {layout.get("ENDIANNESS") for layout in read}
-    said = "little-endian" if orders == {"LITTLE"} else "read" if read else "refused"
+    said = "little-endian" if orders == {"LITTLE"} else "read" if orders else "refused"
     assert f"| {kind} | {white:,} | {said} |" in PAGE.read_text()
 
 

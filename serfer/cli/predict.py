@@ -55,7 +55,7 @@ _SHOWN = 8  # values of a vector
 
 
 def predict(options: ClassifyCommand, context: typer.Context) -> None:
-    images, given = network_among(options.images, options.plan)
+    images, given = network_among(options.images, options.plan, options.network)
     names, model = names_of(images), demo_model(options.demo, options.model, given) or options.model
     boxes = options if isinstance(options, PredictCommand) else PredictCommand(images=options.images)
     if boxes.as_coco and boxes.as_json:

@@ -42,7 +42,7 @@ _HEAD = 64 * 1024  # bytes of a .npy file before its values
 
 
 def run(options: RunCommand, _context: typer.Context) -> None:
-    images, plan = network_among(options.images, options.plan)
+    images, plan = network_among(options.images, options.plan, options.network)
     images = names_of(images)
     _check(images, options)
     at = plan_directory(plan, options.model, options.stack, options, options.workers, choices=BY_ARGUMENT)

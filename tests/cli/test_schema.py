@@ -25,7 +25,7 @@ GROUPS = {
     "deploy warm": "serfer.cli.shared.plan_commands:WarmCommand",
 }
 CLASSES = {name: place[2] for name, place in COMMANDS.items() if len(place) > 2} | GROUPS
-MOST_ON_LINE = 17
+MOST_ON_LINE = 18
 _NUMBERS = ("port", "drivers", "api_in_flight", "api_queue", "api_drain_s", "max_usd_per_hour")
 VALUES = {
     **dict.fromkeys(_NUMBERS, (1, 2, 3)),

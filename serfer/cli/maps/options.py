@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from serfer.cli.shared.option_groups import JsonOptions, ProfilesOptions, WeightsOptions
+from serfer.cli.shared.option_groups import JsonOptions, NamedNetworkOptions, ProfilesOptions, WeightsOptions
 from serfer.core.options import REQUIRED, argument, option
 from serfer.mapping.options import MapOptions
 from serfer.splitter.map_plan_options import MapPlanOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class MapCommand(MapOptions, MapPlanOptions, WeightsOptions, JsonOptions):
+class MapCommand(MapOptions, MapPlanOptions, WeightsOptions, NamedNetworkOptions, JsonOptions):
     """Run a network over images that no memory holds, window by window, as if it were run on the whole.
 
     Whatever stops it, the same command goes on with what is missing. Exit code 1 where windows or images failed for
@@ -30,11 +30,6 @@ class MapCommand(MapOptions, MapPlanOptions, WeightsOptions, JsonOptions):
         (), "TIFF, GeoTIFF, PNG or JPEG: files, folders, s3://BUCKET/KEY or s3://BUCKET/PREFIX/.", metavar="IMAGE..."
     )
     plan: Path | None = option(None, "A map plan from serfer map-plan, for these sizes or any.", metavar="DIR")
-    network: str | None = option(
-        None,
-        "In place of --plan: an .onnx file, module.py:factory, timm:NAME or torchvision:NAME. Its plan is made and "
-        "kept in the cache; options of map-plan say more of it.",
-    )
     out: str = option(
         REQUIRED,
         "The result, .tif, .png or .npy, of a detector's plan also .geojson or .json (COCO): a file, or "

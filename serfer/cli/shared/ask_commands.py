@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from serfer.cli.shared.option_groups import JsonOptions, NetworkFileOptions
+from serfer.cli.shared.option_groups import JsonOptions, NamedNetworkOptions, NetworkFileOptions
 from serfer.core.options import REQUIRED, argument, option
 from serfer.offline.options import YieldOptions
 from serfer.wiring.pipeline_options import PipelineOptions
 
-_NETWORK = "model plan size preprocess labels output random"
+_NETWORK = "network model plan size preprocess labels output random"
 _PIPELINE = "store workers stack"
 
 
 @dataclass(frozen=True, kw_only=True)
-class AskOptions(PipelineOptions, NetworkFileOptions, JsonOptions):
+class AskOptions(PipelineOptions, NetworkFileOptions, NamedNetworkOptions, JsonOptions):
     """Which network is asked about which images, and for how long."""
 
     images: tuple[str, ...] = argument(

@@ -53,6 +53,17 @@ class WeightsOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
+class NamedNetworkOptions(Options):
+    """The network of a command whose arguments are images."""
+
+    network: str | None = option(
+        None,
+        "The network: an .onnx file, timm:NAME or torchvision:NAME, of map also module.py:factory. Its plan is made "
+        "and kept in the cache; other options say more of it.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class NetworkFileOptions(WeightsOptions):
     """What a network's file does not say."""
 

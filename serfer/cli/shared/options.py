@@ -31,7 +31,7 @@ _DEMO_MODEL = "efficientnet-lite0"
 BY_OPTION = "--plan DIR, from serfer split, or --model NAME of the zoo"
 """The ways to name a network of a command that takes it by options alone."""
 BY_ARGUMENT = (
-    "an .onnx file, a plan directory from serfer split, timm:NAME, torchvision:NAME, or --model NAME of the zoo"
+    "an .onnx file, timm:NAME or torchvision:NAME, as argument or --network, --plan DIR, or --model NAME of the zoo"
 )
 """Those of a command that also takes it among its arguments."""
 
@@ -98,13 +98,16 @@ def plan_directory(
         return in_cache(partial(zoo_plan, model, load_settings()), progress)
 
 
-def network_among(images: Sequence[str], plan: Path | None) -> tuple[list[str], Path | None]:
-    """Return images without the network among them, and that in place of --plan; raises UsageError.
+def network_among(
+    images: Sequence[str], plan: Path | None, network: str | None = None
+) -> tuple[list[str], Path | None]:
+    """Return images without the network among them, and that, or --network, in place of --plan; raises UsageError.
 
     It is an .onnx file, timm:NAME, torchvision:NAME or a plan directory.
     """
     networks = [name for name in images if is_network(name) or is_plan_directory(name)]
     others = [name for name in images if name not in networks]
+    networks += [network] if network else []
     if not networks:
         return others, plan
     if plan is not None or len(networks) > 1:

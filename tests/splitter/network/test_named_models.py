@@ -272,6 +272,9 @@ def test_the_plan_of_a_named_network_is_made_once_for_its_weights(timm, tmp_path
 def test_commands_take_a_named_network_where_they_take_a_file(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("SERFER_CACHE_DIR", str(tmp_path / "cache"))
     random = NetworkFileOptions(size="32x32", random=True)
+    assert network_among(["a.png"], None, "timm:tiny") == network_among(["timm:tiny", "a.png"], None)
+    with pytest.raises(UsageError, match="several networks"):
+        network_among(["a.png"], Path("plan"), "timm:tiny")
     images, network = network_among(["timm:tiny", "a.png"], None)
     assert images == ["a.png"]
     plan = load_plan(plan_directory(network, None, file=random))

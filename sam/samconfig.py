@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from serfer.core.errors import InputError
+from serfer.plan_directory import is_plan_directory
 from serfer.sam.options import Options
 from serfer.sam.template import text
 
@@ -58,6 +59,8 @@ class StackSettings:
 def stack_of(directory: Path, environment: str) -> StackSettings:
     """Return the settings of an environment's stack; raises InputError where the file does not have them."""
     if read_samconfig(directory) is None:
+        if is_plan_directory(directory):
+            raise InputError(f"{directory} is a plan: serfer deploy package {directory} --out BUILD, and give BUILD")
         raise InputError(f"{directory / FILE} is missing: write it again with serfer deploy package")
     by_environment = {one.environment: one for one in stacks(directory, region=None)}
     if environment not in by_environment:

@@ -7,6 +7,7 @@ one's functions.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable
 from dataclasses import astuple
 from pathlib import Path
@@ -37,6 +38,9 @@ def load_plan(directory: Path, name: str = "") -> Plan:
             f"{directory} is a network's {what}, not a plan directory: write one with serfer split {directory} --out "
             "plan (--whole: in seconds), and give plan"
         )
+    if text is None and is_code(directory):
+        how = "write one with serfer split FILE.py:FACTORY --out plan, and give plan"
+        raise PlanError(f"{directory} is a Python file, not a plan directory: {how}")
     if text is None and directory.name == PLAN_FILE and directory.is_file():
         raise PlanError(f"{directory} is a file of a plan: give its directory, {directory.parent}")
     if text is None:
@@ -61,6 +65,11 @@ def is_network(place: object) -> bool:
     """Return whether this is not a plan directory but a network, by its file or by its name: timm:NAME."""
     library, colon, _ = str(place).partition(":")
     return bool(colon and library in LIBRARIES) or is_network_file(str(place))
+
+
+def is_code(place: Path | str) -> bool:
+    """Return whether a path is that of a Python file, or of what makes a network in it: FILE.py:FACTORY."""
+    return re.search(r"\.py(:\w*)?$", str(place)) is not None and not Path(place).is_dir()
 
 
 def is_plan_directory(place: Path | str) -> bool:

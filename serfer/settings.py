@@ -34,6 +34,7 @@ from serfer.system import processors
 _PREFIX = "SERFER_"
 _FILE = Path("serfer.toml")  # of the working directory
 _FILE_VARIABLE = "SERFER_CONFIG"
+_FILE_NAMED = f"--config or {_FILE_VARIABLE}"
 _CODE = re.compile(r"(route|keep_warm|selector)=[\w.]+:[A-Za-z_]\w*(:|$)|.*\.py(:|$)")  # which an operator names alone
 _left_out: Final[set[str]] = set()
 # Kubernetes sets these in every container next to a service that is called serfer.
@@ -487,7 +488,7 @@ def _file() -> tuple[Path | None, dict[str, Any]]:
             named_so = f"give --config {path}, or set {_FILE_VARIABLE}={path}"
             raise InputError(f"{place} {why}: to read {path} all the same, {named_so}")
     try:
-        return path, tomllib.loads(_text(_FILE_VARIABLE, path) if named else read_text(path, _MOST_BYTES))
+        return path, tomllib.loads(_text(_FILE_NAMED, path) if named else read_text(path, _MOST_BYTES))
     except (ValueError, RecursionError) as error:  # also of numbers and tables without end
         raise InputError(f"{path}: not TOML: {error}") from error
 

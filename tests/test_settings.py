@@ -116,7 +116,7 @@ class TestFile:
         monkeypatch.setenv("SERFER_CONFIG", str(tmp_path / "other.toml"))
         assert load_settings().port == 2
         monkeypatch.setenv("SERFER_CONFIG", str(tmp_path / "none.toml"))
-        with pytest.raises(InputError, match=r"^SERFER_CONFIG: .*none.toml.* cannot be read: No such file"):
+        with pytest.raises(InputError, match=r"^--config or SERFER_CONFIG: .*none.toml.* cannot be read: No such file"):
             load_settings()
 
     def test_a_folder_in_its_place_is_refused(self, tmp_path):

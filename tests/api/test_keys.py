@@ -138,7 +138,7 @@ def test_a_broken_file_keeps_the_keys_and_says_so_once(path, clock, caplog, brok
         assert ring.check(key).name == "phone"
     [record] = caplog.records
     assert record.levelno == logging.WARNING
-    assert "SERFER_KEYS_FILE" in record.getMessage()
+    assert "file of API keys" in record.getMessage()
     path.write_text('{"keys": []}')
     clock.now += 1
     refused(401, ring.check, key)
@@ -172,8 +172,8 @@ def test_a_wrong_file_is_refused_with_the_place_and_no_digest(path, clock, conte
 
 
 @pytest.mark.who_may
-def test_a_missing_file_names_the_setting(path, clock):
-    with pytest.raises(UsageError, match="SERFER_KEYS_FILE"):
+def test_a_missing_file_is_named_with_the_command_that_makes_it(path, clock):
+    with pytest.raises(UsageError, match=f"keys add NAME --file {path}"):
         KeyRing(path, clock)
 
 

@@ -96,6 +96,20 @@ def test_a_missing_library_is_named_with_its_pip_command(serfer, monkeypatch, tm
         ("split plan --out x", 3, "plan is a plan directory, which was split before: give the network, or see serfer"),
         ("split . --out x", 3, ". is a directory: give an .onnx file, module.py:factory, or a name"),
         ("split no.py:make --size 8x8 --out x", 3, "no.py does not exist: give the Python file that has make()"),
+        (
+            "serve net.py:make",
+            3,
+            "net.py:make is a Python file, not a plan directory: write one with serfer split",
+        ),
+        (
+            "predict code.py x.jpg",
+            3,
+            "code.py is a Python file, not a plan directory: write one with serfer split",
+        ),
+        ("deploy apply plan dev", 3, "plan is a plan: serfer deploy package plan --out BUILD, and give BUILD"),
+        ("keys add a --scope x", 2, "Invalid value for '--scope': 'x' is not one of 'classify', "),
+        ("keys list --file no.json", 3, "the file of API keys no.json cannot be read: No such file"),
+        ("--config no.toml serve --show-config", 3, "--config or SERFER_CONFIG: 'no.toml' cannot be read: No such"),
         ("explain gone.onnx", 3, "gone.onnx is not a plan directory: it does not exist; make one with serfer split"),
         ("explain plan/plan.json", 3, "plan/plan.json is a file of a plan: give its directory, plan"),
         (
@@ -121,6 +135,8 @@ def test_a_mistake_is_named_in_a_line_that_says_what_to_do(serfer, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder.onnx").mkdir()
     write_plan(tmp_path / "plan")
+    (tmp_path / "code.py").touch()
+    monkeypatch.setenv("SERFER_CONFIG", "")  # which --config sets
     result = serfer(*arguments.split())
     assert (result.code, result.out, result.err.count("\n")) == (code, "", 1), result.err
     start, *rest = words.split(" ... ")  # between them, versions of typer have words of their own

@@ -39,7 +39,7 @@ from serfer.core.quota import ROUNDING_S, Quota
 from serfer.files import locked, write_whole
 
 _log = logging.getLogger(__name__)
-_SETTING = "SERFER_KEYS_FILE"
+_WHAT = "the file of API keys"
 _KEY = re.compile(r"sf_[A-Za-z0-9_-]{43}")
 _KEY_BYTES = 32
 _MOST_BYTES = 1024 * 1024
@@ -180,7 +180,7 @@ class KeyRing:
         self._looked = clock()
         self._stamp = _stamp(path)
         if self._stamp is None:
-            raise UsageError(f"{_SETTING}: {path} does not exist: make a key with `serfer keys add NAME`")
+            raise UsageError(f"{_WHAT} {path} does not exist: make a key with `serfer keys add NAME --file {path}`")
         self._take(read_keys(path))
 
     def check(self, presented: str) -> Client:
@@ -254,12 +254,12 @@ def read_keys(path: Path) -> list[Entry]:
         with path.open("rb") as file:
             data = file.read(_MOST_BYTES + 1)
         if len(data) > _MOST_BYTES:
-            raise InputError(f"{_SETTING}: {path} has more than {_MOST_BYTES:,} bytes")
+            raise InputError(f"{_WHAT} {path} has more than {_MOST_BYTES:,} bytes")
         return _File.model_validate_json(data).keys
     except ValidationError as error:
-        raise InputError(f"{_SETTING}: {path} is not a file of keys: {_first(error)}") from None
+        raise InputError(f"{_WHAT} {path} is not one: {_first(error)}") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise InputError(f"{_SETTING}: {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise InputError(f"{_WHAT} {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def add_key(
@@ -323,7 +323,7 @@ def _alone(path: Path) -> Iterator[None]:
             held.enter_context(locked(path.with_name(f".{path.name}.lock")))
         except (OSError, ValueError) as error:  # ValueError: a NUL in the name
             reason = getattr(error, "strerror", None) or error
-            raise InputError(f"{_SETTING}: {path} cannot be changed: {reason}") from None
+            raise InputError(f"{_WHAT} {path} cannot be changed: {reason}") from None
         yield
 
 
@@ -334,7 +334,7 @@ def _write(path: Path, entries: list[Entry]) -> None:
 
 def _first(error: ValidationError) -> str:
     first = error.errors(include_input=False, include_context=False, include_url=False)[0]
-    return ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
+    return ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")]))
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

@@ -17,7 +17,7 @@ from serfer.cli.shared.option_groups import NetworkFileOptions
 from serfer.cli.shared.plan_summary import in_cache
 from serfer.cli.shared.terminal import complain, err, uninterrupted
 from serfer.core.errors import UnavailableError, UsageError
-from serfer.plan_directory import is_network, is_plan_directory
+from serfer.plan_directory import is_code, is_network, is_plan_directory
 from serfer.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def network_among(
 
     It is an .onnx file, timm:NAME, torchvision:NAME or a plan directory.
     """
-    networks = [name for name in images if is_network(name) or is_plan_directory(name)]
+    networks = [name for name in images if is_network(name) or is_plan_directory(name) or is_code(name)]
     others = [name for name in images if name not in networks]
     networks += [network] if network else []
     if not networks:

@@ -26,7 +26,7 @@ from serfer.core.errors import InputError, UsageError
 from serfer.core.plan import Plan
 from serfer.core.plan.window_plan import check_whole_images
 from serfer.pipeline.plan_choice import terms
-from serfer.plan_directory import COLD_DIRECTORY, is_network, load_cold_plan, load_plan
+from serfer.plan_directory import COLD_DIRECTORY, is_code, is_network, load_cold_plan, load_plan
 from serfer.settings import Settings, is_secret, origins
 from serfer.splitter.network.zoo import ZOO, meant
 from serfer.storage import check_known, redact
@@ -110,7 +110,7 @@ def _network(text: str) -> tuple[str | None, str | None]:
     place = _place(text)
     if text in ZOO and not place.exists():
         return text, None
-    if not place.exists() and not is_network(place):
+    if not (place.exists() or is_network(place) or is_code(place)):
         raise InputError(
             f"{place} does not exist, and no network has that name{meant(text)}: give an .onnx file, a plan directory, "
             "timm:NAME, torchvision:NAME or a model of the zoo"

@@ -235,7 +235,7 @@ def _place(error: Exception) -> str:
 
 
 def _misused(error: Any) -> int:  # noqa: ANN401 - typer's
-    message, context = error.format_message(), getattr(error, "ctx", None)
+    message, context = error.format_message().replace("Value error, ", "", 1), getattr(error, "ctx", None)
     kind = getattr(context and context.command.callback, "options", None)
     flag = getattr(error, "option_name", "")
     if kind and (key := _key_of(kind, flag) or _key_of(kind, flag.replace("--no-", "--", 1))):

@@ -59,9 +59,7 @@ def parse_output(text: str, tiles: Sequence[int]) -> Output:
         case {"stages": dict(stages)} as value if len(stages) == len(tiles):
             entries = tuple(_entries(stages.get(f"s{number}"), number, count) for number, count in enumerate(tiles))
             return Output(entries, _end_of(value.get("ended")), cleaned="ended" in value)
-    raise InputError(
-        "the execution's output is not one of this plan: deploy the state machine that the plan compiles to"
-    )
+    raise InputError("the execution's output is not one of this plan: deploy the state machine that it compiles to")
 
 
 def _parsed(text: str) -> Any:  # noqa: ANN401 - any JSON

@@ -38,9 +38,7 @@ class ObjectiveParameters(QueryParameters):
 
     top_k: int = Field(5, ge=1, le=_MOST_CLASSES, description="How many classes at most, best first.")
     model: str | None = Field(None, max_length=80, description="One of GET /v1/models.")
-    application: str | None = Field(
-        None, pattern=_NAME, description="One of GET /v1/applications, in place of a model."
-    )
+    application: str | None = Field(None, pattern=_NAME, description="One of GET /v1/applications, instead of a model.")
     latency_ms: float | None = Field(
         None, gt=0, le=_MOST_MS, description="A variant that answers within so many milliseconds."
     )

@@ -35,9 +35,7 @@ def doctor(
     region: Annotated[str | None, typer.Option(help="With --aws: a region; by default BUILD's, or AWS's own.")] = None,
     deployer_policy: Annotated[
         bool,
-        typer.Option(
-            "--deployer-policy", help="With --build: print the IAM policies that deploying takes, a JSON list."
-        ),
+        typer.Option("--deployer-policy", help="With --build: print the IAM policies that deploying takes, as JSON."),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -58,9 +56,7 @@ def doctor(
     else:
         _print_checks(checks)
     if missing := [check.name for check in checks if not check.ok]:
-        raise UnavailableError(
-            f"{len(missing)} of {len(checks)} checks failed: {', '.join(missing)}; see the lines above"
-        )
+        raise UnavailableError(f"{len(missing)} of {len(checks)} checks failed: {', '.join(missing)}: see above")
 
 
 def _examined(aws: bool, build: Path | None, region: str | None) -> Sequence[Check]:  # noqa: FBT001 - a flag, passed on

@@ -29,9 +29,7 @@ def describe(
     labels: Annotated[Path | None, typer.Option(help="A text file with a class's name in each line.")] = None,
     output: Annotated[
         str | None,
-        typer.Option(
-            help="What the outputs are: scores, by softmax, sigmoid or none; or boxes, as serfer split has it."
-        ),
+        typer.Option(help="What the outputs are: scores, by softmax, sigmoid or none; or boxes, as in serfer split."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

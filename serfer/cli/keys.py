@@ -12,9 +12,7 @@ from serfer.cli.shared.terminal import err, out
 from serfer.core.errors import UsageError
 from serfer.settings import load_settings
 
-app = typer.Typer(
-    no_args_is_help=True, add_completion=False, rich_markup_mode=None, help="API keys of the HTTP service."
-)
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, help="API keys of the service.")
 _DIGITS = 9
 
 _FileOption = Annotated[Path | None, typer.Option("--file", help="The file of keys. [SERFER_KEYS_FILE]")]

@@ -121,13 +121,9 @@ def _options(
     ] = False,
     config: Annotated[
         Path | None,
-        typer.Option(
-            "--config", metavar="FILE", callback=_config, help="The file of settings, in place of serfer.toml."
-        ),
+        typer.Option("--config", metavar="FILE", callback=_config, help="A file of settings, instead of serfer.toml."),
     ] = None,
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Print the frames of an error, too; may stand anywhere.")
-    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Print an error's frames, too; may stand anywhere.")] = False,
 ) -> None:
     pass
 

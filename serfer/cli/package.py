@@ -138,9 +138,7 @@ def _remark_region(build: Path, region: str) -> None:
         with suppress(InputError):  # the user's own environments have other names
             stack = stack_of(build, environment)
             if stack.region != region:
-                deploys = (
-                    f"{build / FILE} was left as it is and deploys {stack.stack} to {stack.region}, not to {region}"
-                )
+                deploys = f"{build / FILE} was left as is and deploys {stack.stack} to {stack.region}, not to {region}"
                 complain(f"{deploys}: correct it, or delete it and package again")
 
 

@@ -15,9 +15,7 @@ from serfer.core.plan.windows import AxisWindows, ImageWindow, ImageWindows
 from serfer.mapping.options import MapOptions
 from serfer.raster import RasterSource
 
-NO_PLACE = (
-    "where the result lies on its image has no single answer, for branches of the network are off from one another"
-)
+NO_PLACE = "where the result lies on its image has no one answer, for branches of the network are off from one another"
 _NEARLY = 1e-6  # of a pixel: what a step such as 1/3 adds up to is not exact
 
 

@@ -59,9 +59,7 @@ class MapOptions(YieldOptions, PipelineOptions):
     )
     compression: Literal["deflate", "zstd", "none"] = option("deflate", "Of a TIFF.")
     concurrency: int | None = option(None, "Windows in flight; by default by workers and memory.", least=1)
-    max_cost_usd: float | None = option(
-        None, "Dollars that may be spent, with what is in flight at its predicted price."
-    )
+    max_cost_usd: float | None = option(None, "Dollars that may be spent, what is in flight at its predicted price.")
     force: bool = option(False, "Start even if more than max_cost_usd is predicted.")
     overwrite: bool = option(False, "Replace a result that exists.")
     restart: bool = option(False, "Throw away what an earlier run has computed.")

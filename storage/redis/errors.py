@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 _SHOWN = 120  # characters of what the server has said
 _NOT_REDIS = "it is not a Redis server, or it wants TLS (rediss:// in --store) or wants none (redis://)"
 _CLOSED = f"closed the connection: it has stopped, or {_NOT_REDIS}"
-_CUT_OFF = (
-    "closed the connection in the middle: it has stopped, or takes no value of that size (its proto-max-bulk-len)"
-)
+_CUT_OFF = "closed the connection midway: it has stopped, or takes no value of that size (its proto-max-bulk-len)"
 _ANONYMOUS = "wants a password: write redis://[USER]:PASSWORD@HOST:PORT in --store, rediss:// with TLS"
 _LOGIN = (
     "refused the login: correct user and password in --store; with iam=, the user, the cache's name and the permission "

@@ -110,7 +110,7 @@ def test_branches_that_are_off_from_one_another_leave_a_cropped_result_without_a
     values = np.random.default_rng(0).uniform(1, 2, (2, 200, 200)).astype(np.float32)
     report, result, transform, crs = mapped(disagreeing(), (200, 200), tmp_path, values)
     assert (transform, crs) == (rasterio.Affine.identity(), None)
-    assert "no georeference: where the result lies on its image has no single answer" in " ".join(report.notes)
+    assert "no georeference: where the result lies on its image has no one answer" in " ".join(report.notes)
     np.testing.assert_allclose(result, run(tmp_path / "net.onnx", values[None])[0], rtol=1e-5)
     with pytest.raises(InputError, match="--no-data none"):
         mapped(disagreeing(), (200, 200), tmp_path, values, nodata=-1)

@@ -49,9 +49,7 @@ def applications_of(driver: DriverSettings, settings: Settings) -> ApplicationOp
     if settings.registry is None:
         raise UsageError("SERFER_APPLICATIONS is set: set SERFER_REGISTRY to the URL of the registry that has them")
     if not driver.application_plans:
-        raise UsageError(
-            "SERFER_APPLICATIONS is set: set SERFER_APPLICATION_PLANS to the plans whose functions are there"
-        )
+        raise UsageError("SERFER_APPLICATIONS is set: set SERFER_APPLICATION_PLANS to plans whose functions are there")
     directories = [driver.lambda_task_root / each for each in driver.application_plans.split(os.pathsep)]
     plans = {load_plan(directory).digest[:12]: directory for directory in directories}
     return ApplicationOptions(settings.registry, tuple(driver.applications.split(",")), plans=plans)

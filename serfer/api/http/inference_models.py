@@ -37,9 +37,7 @@ class Parameters(BaseModel):
         for name, parameter in value.items():
             if name.startswith(_SHARED_MEMORY):
                 refused = {"name": shown(name)}
-                raise PydanticCustomError(
-                    "shared", "{name}: there is no shared memory here, send the data itself", refused
-                )
+                raise PydanticCustomError("shared", "{name}: no shared memory here, send the data itself", refused)
             left_out = parameter is None and name in cls.model_fields
             if not (isinstance(parameter, _Scalar) or left_out):
                 wrong = {"name": shown(name)}

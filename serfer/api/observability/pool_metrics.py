@@ -138,9 +138,7 @@ class VariantMetrics(Collector):
         yield _family(GaugeMetricFamily, "serfer_variant_instances", words, ["type", "state"], fleet.counts.items())
         yield GaugeMetricFamily("serfer_variant_leading", "1 while this driver scales variants.", float(fleet.leads))
         counted = Counter(fleet.changes) + Counter(fleet.copies.changes)
-        words = (
-            "Variants that this driver loaded and unloaded, loads that failed, instances that it started and stopped."
-        )
+        words = "Variants that this driver loaded and unloaded, loads that failed, instances it started and stopped."
         changes = {name: counted[name] for name in _VARIANT_CHANGES}
         yield _by_label(CounterMetricFamily, "serfer_variant_changes", words, "change", changes)
         words = "Errors that the scaling loop survived, by their source."

@@ -71,9 +71,7 @@ class ClassifyParameters(ObjectiveParameters):
 class PredictParameters(ClassifyParameters):
     """The query parameters of /v1/predict."""
 
-    min_score: float | None = Field(
-        None, ge=0.0, le=1.0, description="The least score of a box, in place of the plan's."
-    )
+    min_score: float | None = Field(None, ge=0.0, le=1.0, description="Least score of a box, in place of the plan's.")
     form: Literal["json", "coco"] = Field(
         "json", alias="format", description="coco: boxes as a COCO data set, with scores."
     )

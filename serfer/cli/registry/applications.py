@@ -22,19 +22,14 @@ from serfer.registry import Registry, collect_garbage, open_registry
 from serfer.settings import load_settings
 
 _RegistryOption = Annotated[
-    str | None,
-    typer.Option(
-        "--registry", metavar="URL", help="The registry: a directory, or s3://BUCKET/PREFIX. [SERFER_REGISTRY]"
-    ),
+    str | None, typer.Option("--registry", metavar="URL", help="A directory, or s3://BUCKET/PREFIX. [SERFER_REGISTRY]")
 ]
 _ByOption = Annotated[
     str | None, typer.Option("--by", metavar="NAME", help="Who does it, for the record; by default the user's name.")
 ]
 _WhyOption = Annotated[str, typer.Option("--why", metavar="TEXT", help="Why, for the record.")]
 _ApplicationArgument = Annotated[str, typer.Argument(metavar="APP", help="The application.")]
-_VersionArgument = Annotated[
-    str, typer.Argument(metavar="NETWORK@VERSION", help="A network version, such as resnet18@2.")
-]
+_VersionArgument = Annotated[str, typer.Argument(metavar="NETWORK@VERSION", help="A version, such as resnet18@2.")]
 _VersionsArgument = Annotated[
     list[str] | None, typer.Argument(metavar="NETWORK@VERSION", help="Network versions, such as resnet18@2.")
 ]

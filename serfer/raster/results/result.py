@@ -242,9 +242,7 @@ def check_png(channels: int, dtype: str, size: int, options: ResultOptions) -> N
             "write a TIFF"
         )
     if size > MOST_PNG_BYTES:
-        raise UsageError(
-            f"a PNG of {size:,} bytes of values is more than the {MOST_PNG_BYTES:,} accepted: write a TIFF"
-        )
+        raise UsageError(f"a PNG of {size:,} bytes of values is more than the {MOST_PNG_BYTES:,} allowed: write a TIFF")
 
 
 def write_png(path: Path, mosaic: Mosaic, options: ResultOptions) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import ceil, lcm
 
 import numpy as np
@@ -14,6 +15,7 @@ from serfer.core.geometry import Span
 from serfer.core.plan.windows import Ending, at_least
 from serfer.splitter.network.graph import COL_AXIS, ROW_AXIS, Graph, needed_for
 from serfer.splitter.network.interpolation import made_size, scale_of
+from serfer.splitter.network.size_guards import SizeGuards
 from serfer.splitter.network.unsupported import CannotSplitError, refuse
 from serfer.splitter.tiling.tiling_rule import extent
 from serfer.splitter.windows.axis_rules import NetworkAxis
@@ -90,10 +92,13 @@ class AnySizeNetwork:
         check_shifts(graph, axis, known)
         return self.on(graph, axis)
 
-    def _check_way(self, size: tuple[int, int]) -> None:
+    @cached_property
+    def _guards(self) -> SizeGuards | None:
         sized = self.network.source.sized
-        broken = sized.of((self.base + self.past,) * 2).guards.broken(size) if sized else None
-        if broken:
+        return sized.of((self.base + self.past,) * 2).guards if sized else None
+
+    def _check_way(self, size: tuple[int, int]) -> None:
+        if broken := self._guards and self._guards.broken(size):
             height, width = size
             raise ModelError(
                 f"the network's Python looks at the image's size: {height} x {width} pixels do not meet {broken}; give "
@@ -102,16 +107,10 @@ class AnySizeNetwork:
 
     def check_ways(self, lengths: Iterable[int]) -> None:
         """Raise ModelError where images of such lengths, high, wide or square, go another way than large ones."""
-        if self.network.source.sized:
-            for length in lengths:
-                for size in (
-                    (length, length),
-                    (length, self.base),
-                    (self.base, length),
-                    (2 * length, length),
-                    (length, 2 * length),
-                ):
-                    self._check_way(size)
+        base = self.base
+        for side in lengths if self._guards else ():
+            for size in ((side, side), (side, base), (base, side), (2 * side, side), (side, 2 * side)):
+                self._check_way(size)
 
     def axes(self, axis: int) -> tuple[dict[Ending, NetworkAxis], str]:
         """Return the axis for each way to end that the network takes, and why there are some that it does not.

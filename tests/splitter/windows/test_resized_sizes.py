@@ -1,5 +1,7 @@
 """Maps of networks that resize by a fraction: torch, ONNX Runtime and shape inference round their sizes otherwise."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,9 +10,14 @@ from torch import nn
 from torch.nn import functional
 
 import serfer
+from serfer.core.geometry import Span
 from serfer.plan_directory import load_plan
 from serfer.splitter.network.interpolation import made_size
 from serfer.splitter.network.onnx_models import model_of, run_once, session_of
+from serfer.splitter.network.source import load
+from serfer.splitter.windows.any_size_network import any_size_networks
+from serfer.splitter.windows.network_at_sizes import Network
+from serfer.splitter.windows.wanted_sizes import AnySize
 from tests.splitter.models import saved
 from tests.splitter.windows.test_random_maps import by_windows
 
@@ -30,15 +37,17 @@ def resize(scale, mode="nearest", channels=1):
     )
 
 
-@pytest.mark.parametrize("scale", SCALES)
-def test_resized_sizes_are_those_of_torch_and_of_onnx_runtime(scale):
-    torchs = [
-        functional.interpolate(torch.empty(1, 1, n, device="meta"), scale_factor=scale).shape[2] for n in SIZES[::3]
-    ]
-    assert made_size(np.float32(scale), SIZES[::3], by_torch=True).tolist() == torchs
-    run, some = session_of(resize(scale)), SIZES[::7]
-    runtimes = [run.run(None, {"x": np.zeros((1, 1, n, 4), np.float32)})[0].shape[2] for n in some]
-    assert made_size(np.float32(scale), some, by_torch=False).tolist() == runtimes
+@pytest.mark.parametrize(
+    ("scale", "step"),
+    [(0.7, 10), (1.15, 10), (1.3, 10), *(pytest.param(scale, 1, marks=pytest.mark.weekly) for scale in SCALES)],
+)
+def test_resized_sizes_are_those_of_torch_and_of_onnx_runtime(scale, step):
+    sizes = SIZES[::step]
+    torchs = [functional.interpolate(torch.empty(1, 1, n, device="meta"), scale_factor=scale).shape[2] for n in sizes]
+    assert made_size(np.float32(scale), sizes, by_torch=True).tolist() == torchs
+    run = session_of(resize(scale))
+    runtimes = [run.run(None, {"x": np.zeros((1, 1, n, 4), np.float32)})[0].shape[2] for n in sizes]
+    assert made_size(np.float32(scale), sizes, by_torch=False).tolist() == runtimes
 
 
 class Resized(nn.Module):
@@ -52,25 +61,42 @@ class Resized(nn.Module):
         return self.after(functional.interpolate(self.before(image), scale_factor=self.scale, mode=self.mode))
 
 
-@pytest.mark.exact
-def test_map_of_any_size_has_the_modules_size_and_is_as_near_as_it(tmp_path):
-    module = Resized(0.7, "bilinear").eval()
-    plan = serfer.map_plan(module, "any,multiple=10", tmp_path / "plan", window=70)
-    uneven, wide = plan.windows.rules.sides[-1].rows.ends, 420
-    assert {end.residue for end in uneven} == {0}
-    for end in uneven:  # one of the sizes that are rounded as torch's floats are, and one of the others
-        for high in (end.least, next(span.start for span in end.sizes if span.start > end.least)):
-            image = torch.from_numpy(np.random.default_rng(high).standard_normal((1, 3, high, wide), np.float32))
-            with torch.no_grad():
-                own, exact = module.float()(image).numpy(), module.double()(image.double()).numpy()
-            made = by_windows(tmp_path / "plan", image.numpy())
-            assert made.shape == own.shape
-            assert np.abs(made - exact).max() <= 2 * np.abs(own - exact).max() + 1e-6
-    assert len({made_size(0.7, end.least, by_torch=True) * 10 // end.least for end in uneven}) == len(uneven)
+@pytest.mark.parametrize("scale", [0.7, 1.15, 1.5])
+def test_sizes_of_a_modules_plan_are_in_groups_that_torch_rounds_alike(scale, tmp_path):
+    source, _ = load(saved(tmp_path, resize(scale)), np.zeros((1, 1, 192, 192), np.float32), any_size=(11_520,) * 2)
+    network = Network.of(replace(source, exported=True, outputs=("y",)), None)
+    [sized] = any_size_networks(network, AnySize(20))
+    groups = [
+        np.concatenate([np.arange(run.start, run.stop, 20) for run in runs or [Span(20, 4001)]])
+        for runs in sized.endings(2, 11_520)
+    ]
+    sizes = np.concatenate(groups)
+    assert sorted(sizes[(sizes > 0) & (sizes <= 4000)]) == [*range(20, 4001, 20)]
+    torchs = [{*(made_size(np.float32(scale), group, by_torch=True) - group * scale).round(2)} for group in groups]
+    assert [len(way) for way in torchs] == [1] * len(groups)
 
 
 @pytest.mark.exact
-@pytest.mark.parametrize(("scale", "size"), [(0.75, (301, 263)), (1.5, (301, 263)), (0.7, (300, 260))], ids=str)
+@pytest.mark.weekly
+@pytest.mark.parametrize("scale", SCALES)
+def test_map_of_any_size_has_the_modules_size_and_is_as_near_as_it(scale, tmp_path):
+    module = Resized(scale, "bilinear").eval()
+    plan = serfer.map_plan(module, "any,multiple=20", tmp_path / "plan", window=round(100 * scale))
+    ends, wide = plan.windows.rules.sides[-1].rows.ends, 420
+    multiples = np.arange(20, 40_001, 20)
+    ways = {*(made_size(np.float32(scale), multiples, by_torch=True) - multiples * round(100 * scale) // 100)}
+    assert [end.residue for end in ends] == [0] * len(ways)
+    for high in {high for end in ends for high in (end.least, *(span.start for span in end.sizes[1:2]))}:
+        image = torch.from_numpy(np.random.default_rng(high).standard_normal((1, 3, high, wide), np.float32))
+        with torch.no_grad():
+            own, exact = module.float()(image).numpy(), module.double()(image.double()).numpy()
+        made = by_windows(tmp_path / "plan", image.numpy())
+        assert made.shape == own.shape
+        assert np.abs(made - exact).max() <= 2 * np.abs(own - exact).max() + 1e-6
+
+
+@pytest.mark.exact
+@pytest.mark.parametrize(("scale", "size"), [(0.75, (301, 263)), (0.7, (300, 260))], ids=str)
 def test_map_of_one_size_shifts_by_the_scale_and_not_by_sizes(scale, size, tmp_path):
     model = resize(scale, "linear", 3)
     serfer.map_plan(saved(tmp_path, model), [size], tmp_path / "plan")

@@ -103,7 +103,6 @@ def _raise(error: OSError) -> NoReturn:
 
 
 def read_image(path: Path, limits: ImageLimits) -> bytes:
-    """Read an image file; raises ImageError for one that is missing, no file, or too large."""
     try:
         if path.is_dir():
             raise ImageError(f"{path} is a directory, not an image")
@@ -153,7 +152,6 @@ def stacked(images: Sequence[DecodedImage], names: Sequence[str]) -> Pixels:
 
 
 def another_size(name: str, shape: Sequence[int], first: Sequence[int]) -> ImageError:
-    """Return the error of an image that becomes another size than the first of its query."""
     mine, other = (f"{rows} x {columns}" for rows, columns, *_ in (shape, first))
     return ImageError(
         f"{name} is an input of {mine} pixels, the first image one of {other}: images of several sizes are several "

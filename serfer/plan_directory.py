@@ -73,7 +73,6 @@ def is_code(place: Path | str) -> bool:
 
 
 def is_plan_directory(place: Path | str) -> bool:
-    """Return whether a path is that of a plan directory, by the file in it that is a plan."""
     try:
         return Path(place, PLAN_FILE).is_file()
     except OSError:  # such as a name that is too long

@@ -29,7 +29,6 @@ def processors() -> int:
 
 
 def processor_description() -> str:
-    """Return the lines of /proc/cpuinfo; empty where there is no such file."""
     return _text(_PROC / "cpuinfo")
 
 
@@ -57,7 +56,6 @@ def available_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> float:
 
 
 def resident_bytes() -> int | None:
-    """Return the resident memory of this process, None where the system does not say."""
     pages = _text(_PROC / "self/statm").split()
     return int(pages[1]) * resource.getpagesize() if pages else None
 
@@ -107,7 +105,6 @@ def address_space_bytes() -> int | None:
 
 
 def descriptor_path(descriptor: int) -> str:
-    """Return a path by which a library can open what this process has open."""
     return f"/proc/self/fd/{descriptor}" if sys.platform == "linux" else f"/dev/fd/{descriptor}"
 
 

@@ -72,9 +72,7 @@ def _same_before_sigmoid(split: NDArray[Any], whole: NDArray[Any]) -> bool:
 def check_finite(answer: _Answer, what: str) -> None:
     """Raise ModelError that names `what` where unsplit outputs are not finite numbers."""
     if finite_share(answer) < 1:
-        raise ModelError(
-            f"{what} is not finite (NaN or infinity), so nothing can be compared with it: check its weights"
-        )
+        raise ModelError(f"{what} is not finite (NaN or infinity), so nothing compares with it: check its weights")
 
 
 def finite_share(answer: _Answer) -> float:

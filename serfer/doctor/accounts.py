@@ -18,7 +18,6 @@ _Found = dict[str, dict[str, dict[str, int | str]]]  # by region, then account, 
 
 
 def remember(cache: Path, region: str, account: str, quotas: AccountQuotas, date: str) -> None:
-    """Keep an account's quotas in a region; raises InputError where they cannot be kept."""
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with locked(cache / f".{FILE}.lock"):

@@ -88,7 +88,6 @@ class Build:
         return resources(self.template, region=self.deployment.options.region)
 
     def resources_of(self, settings: StackSettings) -> dict[str, tuple[str, Properties]]:
-        """Return the same with the parameters that a stack is deployed with."""
         declared = self.template.get("Parameters", {})
         given = {name: value for name, value in settings.parameters.items() if name in declared}
         return resources(self.template, given, settings.region)

@@ -121,7 +121,6 @@ def dependencies(cache: Path, plugin: str | None = None) -> Path:
 
 
 def directory_bytes(directory: Path) -> int:
-    """Add up the sizes of all files below a directory: what counts against Lambda's unzipped limit."""
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 

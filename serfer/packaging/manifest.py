@@ -52,7 +52,6 @@ def _contents() -> dict[str, Contents]:
 
 
 def files_of(packages: Sequence[str]) -> set[tuple[str, Path]]:
-    """Return every file of packages and modules of ours, each with its path inside site-packages."""
     listed = set()
     for package in packages:
         spec, prefix = find_spec(package), package.replace(".", "/")

@@ -29,7 +29,6 @@ class Tensor:
 
 
 def tensors(plan: Plan) -> list[Tensor]:
-    """Return the image and every tensor that is passed on, in the order of their stages."""
     readers: dict[tuple[int, int], list[int]] = {}
     for number, stage in enumerate(plan.stages):
         for source in stage.inputs:
@@ -54,7 +53,6 @@ def read(stage: Stage) -> int:
 
 
 def pixel_bytes(plan: Plan) -> int:
-    """Return the bytes of the image that the first stage's tiles are sent, a byte for each of its values."""
     first = plan.stages[0]
     return sum(shape.channels * rect.area for tile in first.tiles for shape, rect in _sources(first, tile))
 

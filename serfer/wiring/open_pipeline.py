@@ -145,9 +145,7 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
     else:
         place = Path(str(directory))
         if not (example is None and preprocess is None and not labels and activation is None and sizes is None):
-            raise UsageError(
-                f"example, preprocess, labels, activation and sizes describe an .onnx file; {place} is a plan"
-            )
+            raise UsageError(f"example, preprocess, labels, activation and sizes describe a network; {place} is a plan")
     opening = _read(place, choices, settings, deployment, routing)
     loop, parts = LoopThread(), AsyncExitStack()
     try:

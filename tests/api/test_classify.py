@@ -1,8 +1,10 @@
 import asyncio
 import base64
+import itertools
 import json
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from urllib.parse import urlsplit
@@ -90,6 +92,11 @@ class TestRefusals:
     def test_a_late_answer_is_a_deadline_problem_and_not_counted(self, http, observed):
         problem(http.post("/v1/classify?deadline_ms=1", files={"image": png()}), 504)
         assert not observed.answers
+
+    def test_a_wall_clock_that_jumps_changes_no_deadline(self, http, monkeypatch):
+        jumps, now = itertools.cycle((-86_400.0, 86_400.0)), time.time
+        monkeypatch.setattr(time, "time", lambda: now() + next(jumps))
+        assert http.post("/v1/classify", files={"image": png()}).status_code == 200
 
     @pytest.mark.parametrize("path", ["/v1/classify?deadline_ms=20000", "/v2/models/small/infer"])
     def test_an_answer_that_is_ready_after_the_deadline_is_a_504(self, http, service, monkeypatch, path):

@@ -11,6 +11,7 @@ from serfer.core.errors import StoreUnavailableError
 from serfer.storage.coordination import InterceptedCoordination
 from serfer.storage.memory import MemoryStore
 from tests import bugs
+from tests.support.hand_clock import Clock
 from tests.support.served import until
 
 PATIENCE = 30.0
@@ -195,3 +196,23 @@ async def test_a_query_that_its_driver_stops_or_a_bug_ends_has_failed_and_says_w
     assert (stopped["status"], stopped["problem"]["status"]) == ("failed", 503)
     assert (failed["status"], failed["problem"]["status"]) == ("failed", 500)
     assert bugs.logged(caplog.records) == 1
+
+
+@pytest.mark.parametrize("jump_s", [-86_400.0, 86_400.0])
+async def test_a_wall_clock_that_jumps_ends_no_query_and_loses_no_answer(jump_s):
+    clock, kept, may_end = Clock(1_800_000_000.0), coordination(), asyncio.Event()
+    mine, other = (AsyncQueries(kept, 600.0, clock, beat_s=0.01) for _ in range(2))
+
+    async def work(_):
+        await may_end.wait()
+        return {"answer": 1}
+
+    job_id = (await mine.begin(AsyncQuery("", "m", clock.now + 60.0, None, work, tuple, lambda: None)))["id"]
+    clock.now += jump_s
+    assert await status(mine, job_id) == "queued"  # others, which see its deadline pass, can but take it for lost
+    may_end.set()
+    async with asyncio.timeout(PATIENCE):
+        while await status(other, job_id) != "done":  # noqa: ASYNC110 - what another driver reads
+            await asyncio.sleep(0.001)
+    clock.now -= jump_s
+    assert (await mine.find(job_id, ""))["result"] == (await other.find(job_id, ""))["result"] == {"answer": 1}

@@ -230,7 +230,8 @@ class Runner(Generic[R]):
 
     def _current(self, key: str, value: bytes) -> R:
         record = self.kind.decode(key, value)
-        return record.at(self.unix())
+        is_here = any(job.key == key and not job.lost for job in tuple(self._jobs))  # though the wall clock has jumped
+        return record if is_here else record.at(self.unix())
 
     async def _run(self, job: ActiveJob[R], work: Work[R], ended: Work[R]) -> None:
         state, problem = JobState.INTERRUPTED, None

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import psutil
@@ -226,9 +225,7 @@ class Testbed:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._parts.close()
 
 

@@ -95,7 +95,8 @@ def command_from(origin: str | None, extra: str | None) -> str:
 
 
 def missing_extra(module: str) -> MissingExtraError:
-    return MissingExtraError(f"{module} is not installed, and this needs it: {pip_command(module)}", name=module)
+    first = ", its CPU build first (docs/how-to/install.md; CUDA has 2.3 GB)" if module == "torch" else ""
+    return MissingExtraError(f"{module} is not installed, and this needs it{first}: {pip_command(module)}", name=module)
 
 
 @contextmanager

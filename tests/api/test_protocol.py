@@ -97,7 +97,7 @@ async def _host_check(scope):
         pass
 
     try:
-        await HostCheck(passed, ("x",))(scope, None, None)
+        await HostCheck(passed, ("x",), ())(scope, None, None)
     except Problem as refusal:
         return refusal.status, b""
     return 200, scope["raw_path"] + b"?" + scope["query_string"]

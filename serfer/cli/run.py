@@ -35,7 +35,7 @@ from serfer.storage import schemes
 from serfer.wiring.options import workers_of
 
 if TYPE_CHECKING:
-    from serfer.core.plan import Plan
+    from serfer.core.plan import OutputTensor, Plan
     from serfer.pipeline.blocking import Pipeline
 
 _HEAD = 64 * 1024  # bytes of a .npy file before its values
@@ -98,14 +98,15 @@ class _Queries:
     whole: Run | None
 
     def write(self, name: str) -> None:
-        paths, batch = self._paths(name), self._input(name)
+        tensors = self.pipeline.plan.own_tensors
+        paths, batch = self._paths(name, tensors), self._input(name)
         answer = self.pipeline.run(batch, deadline_s=self.options.deadline_ms / 1000)
         delta = difference(answer, self.whole(batch)) if self.whole else None
-        placed = [*zip(paths, self.pipeline.last.outputs.items(), strict=True)]
-        encoded = [encode(values, path.suffix.removeprefix("."), output) for path, (output, values) in placed]
+        placed = [*zip(paths, tensors, self.pipeline.last.outputs.values(), strict=True)]
+        encoded = [encode(values, path.suffix.removeprefix("."), tensor.name) for path, tensor, values in placed]
         for path, data in zip(paths, encoded, strict=True):
             write_whole(path, data)
-        written = [_written(output, values, path) for path, (output, values) in placed]
+        written = [_written(tensor.name, values, path) for path, tensor, values in placed]
         if self.options.as_json:
             compared = {"difference": asdict(delta)} if delta else {}
             print_json({"image": name, "outputs": written, **self._report(), **compared})
@@ -121,7 +122,7 @@ class _Queries:
     def keep(self, name: str) -> None:
         from serfer.cli.result import print_result, result_object  # noqa: PLC0415 - most runs keep nothing
 
-        self._paths(name)
+        self._paths(name, self.pipeline.plan.output_tensors)  # by which results are kept
         kept = self.pipeline.run_to_result(self._input(name), deadline_s=self.options.deadline_ms / 1000)
         paths: list[str] = []
         if self.folder:
@@ -136,10 +137,10 @@ class _Queries:
             out.print(plain(path), soft_wrap=True)
         print_report(self.pipeline, self.workers)
 
-    def _paths(self, name: str) -> list[Path]:
+    def _paths(self, name: str, tensors: Sequence[OutputTensor]) -> list[Path]:
         if self.folder is None:
             return []
-        files = file_names(_stem(name), self.pipeline.plan.output_tensors, self.options.format)
+        files = file_names(_stem(name), tensors, self.options.format)
         paths = [self.folder / file for file in files]
         there = next((path for path in paths if path.exists()), None)
         if there is not None and not self.options.overwrite:

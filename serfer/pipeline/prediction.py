@@ -79,10 +79,9 @@ def _predicted(plan: Plan, outputs: Outputs, number: int, image: NamedImage, wan
     if kind == CLASSES:
         [logits] = outputs.values()
         return replace(blank, predictions=best_classes(plan, logits[number], wanted.top_k))
-    own = plan.file.output if plan.file and plan.classifies else ""
     drawn = (
-        _output(own or tensor.name, tensor, _of_image(tensor, outputs, number), as_numbers=_is_numbers(plan, tensor))
-        for tensor in plan.output_tensors
+        _output(own.name, tensor, _of_image(tensor, outputs, number), as_numbers=_is_numbers(plan, tensor))
+        for own, tensor in zip(plan.own_tensors, plan.output_tensors, strict=True)
     )
     return replace(blank, outputs=tuple(drawn))
 

@@ -1,6 +1,7 @@
 """An .onnx file where a plan directory is taken: its first answer without `split`."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -69,6 +70,8 @@ def test_only_output_keeps_its_name_scores_say_what_they_are_and_options_of_othe
     assert serfer_here("predict", *asked, "--min-score", "0.5").code == 2
     assert "; scores: the network's own numbers" in serfer_here("classify", *asked).out
     assert "; scores: softmax" in serfer_here("predict", *asked, "--output", "softmax").out
+    [written] = json.loads(serfer_here("run", *asked, "--out", tmp_path / "out", "--json").out)["outputs"]
+    assert (written["name"], Path(written["file"]).name) == ("embedding", "rocket.embedding.npy")
 
 
 def test_labels_preprocessing_and_scores_are_given_as_to_split(serfer_here, file, labels, preprocess, examples):

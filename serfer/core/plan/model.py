@@ -506,6 +506,12 @@ class Plan:
         return self.outputs or (OutputTensor(SCORES, (self.output.width,), OUTPUT_TYPES[0]),)
 
     @property
+    def own_tensors(self) -> tuple[OutputTensor, ...]:
+        """The same outputs, SCORES by the name that the network's file has for it."""
+        own = self.file.output if self.file and self.classifies else ""
+        return tuple(replace(tensor, name=own or tensor.name) for tensor in self.output_tensors)
+
+    @property
     def artefacts(self) -> list[Artefact]:
         """Every file that belongs to the plan, plan.json and explanation.json apart."""
         files = [self.unsplit, *self.original, *self.quantised]

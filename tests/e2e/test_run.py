@@ -150,7 +150,7 @@ def test_reductions_are_options_of_split(serfer_here, run, examples, tmp_path):
     chosen = ("--grids=2x2", "--set=reduce=argmax", "--set=resize_output=68x51")
     described = ("--preprocess", examples.parent / "preprocess.toml")
     made = serfer_here("split", path, "--out", tmp_path / "plan", *chosen, *described)
-    assert (made.code, made.err) == (0, "")
+    assert (made.code, made.err.count("\n"), "resized to 256" in made.err) == (0, 1, True), made.err
     assert "reduce=argmax, resize_output=68x51 makes 3,468 bytes of 23,120" in load_plan(tmp_path / "plan").why
     assert serfer_here("verify", tmp_path / "plan").code == 0
     result = run(examples / "rocket.jpg", "--out", tmp_path, "--format", "png", "--compare", plan=tmp_path / "plan")

@@ -7,11 +7,13 @@ import sys
 import time
 from contextlib import suppress
 
+import numpy as np
 import pytest
 import rasterio
 
 from serfer.core.errors import UnavailableError
 from serfer.raster import ResultParts
+from serfer.raster.durable import TEMPORARY
 from tests.mapping.plans import HEIGHT, WIDTH, assert_equal, expected, make_map_plan, read
 from tests.raster.files import UTM, WHERE, pixels, write
 
@@ -99,6 +101,26 @@ def test_one_killed_while_it_deletes_its_parts_is_found_done(serfer, command, tm
     (tmp_path / "result.tif").unlink()
     assert serfer(*command, "--json").report["computed"] == 5
     assert_equal(read(tmp_path / "result.tif"), expected(pixels(HEIGHT, WIDTH)))
+
+
+@pytest.mark.killed
+def test_one_killed_at_any_point_computes_what_is_lacking_alone(serfer, command, tmp_path, monkeypatch):
+    """A kill leaves any parts, and of others what has not got its name yet; a disk may leave any bytes of a part."""
+    monkeypatch.setattr(ResultParts, "remove", lambda _: None)
+    assert serfer(*command).code == 0
+    random = np.random.default_rng(0)
+    for _ in range(3):
+        (tmp_path / "result.tif").unlink()
+        paths = sorted((tmp_path / "result.tif.parts").glob("c.*"))
+        lacking = random.choice(paths, random.integers(1, len(paths) + 1), replace=False)
+        for number, path in enumerate(lacking):
+            kept = path.read_bytes()[: random.integers(path.stat().st_size)]
+            path.unlink()
+            if number % 3:
+                (path if number % 3 == 1 else path.with_name(f".{path.name}{TEMPORARY}")).write_bytes(kept)
+        report = serfer(*command, "--json").report
+        assert (report["resumed"], report["computed"]) == (20 - len(lacking), len(lacking))
+        assert_equal(read(tmp_path / "result.tif"), expected(pixels(HEIGHT, WIDTH)))
 
 
 @pytest.mark.parametrize("name", ["image.tif", "../{folder}/image.tif", "link.tif", "hard.tif"])

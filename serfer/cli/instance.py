@@ -15,7 +15,13 @@ from serfer.cli.shared.display import plain
 from serfer.cli.shared.options import BY_OPTION, print_json, status_line
 from serfer.cli.shared.schema import settings_of
 from serfer.cli.shared.service_commands import InstanceCommand
-from serfer.cli.shared.service_options import applications_of, served_models, start_log, warn_of_open_address
+from serfer.cli.shared.service_options import (
+    applications_of,
+    check_service,
+    served_models,
+    start_log,
+    warn_of_open_address,
+)
 from serfer.cli.shared.terminal import err
 from serfer.core.errors import UsageError
 from serfer.core.units import MIB
@@ -31,6 +37,7 @@ def instance(options: InstanceCommand, context: typer.Context) -> None:
     if options.auto_scaling_release and options.exit_when_idle_s is None:
         raise UsageError("auto_scaling_release says what to do before ending idle: give --set exit_when_idle_s=SECONDS")
     settings, named = settings_of(context), bool(options.model or options.plan)
+    check_service(options.host, options.port, settings)
     if options.registry or options.app or (settings.registry and not named):
         if named:
             raise UsageError("--registry takes the place of --model and --plan: give one of them")

@@ -21,6 +21,7 @@ from serfer.cli.shared.service_options import (
     applications_of,
     ask_line,
     ceiling_of_route,
+    check_service,
     least_concurrency,
     print_config,
     served_models,
@@ -54,7 +55,8 @@ def serve(options: ServeCommand, context: typer.Context) -> None:
         options.store, workers, options.engine, options.object_store, cache_s=options.cache_s, stack=options.stack
     )
     if options.drivers:
-        check_balanced(context, choices, address, settings)
+        check_balanced(context, choices)
+    check_service(address.host, address.port, settings)
     applications = applications_of(settings, options, named=any(named) or options.demo)
     routing = routing_of(
         settings,

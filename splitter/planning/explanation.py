@@ -16,9 +16,9 @@ from serfer.splitter.network.as_is import IN_8_BITS
 from serfer.splitter.network.graph import Graph, Node
 from serfer.splitter.planning.cold.share import expected_seconds, first_answer
 from serfer.splitter.planning.limits import FunctionLimits, WeightStorage, memory_needed, room_in
-from serfer.splitter.planning.planner import MAX_GANG_STAGES, Choice, choices_of, prepare, steps_of
+from serfer.splitter.planning.planner import Choice, choices_of, prepare, steps_of
 from serfer.splitter.planning.search import COST, LATENCY, Chain, Goal, Search
-from serfer.splitter.planning.split_options import Budget, SplitOptions
+from serfer.splitter.planning.split_options import MAX_GANG_STAGES, Budget, SplitOptions
 from serfer.splitter.tiling import operators
 from serfer.splitter.tiling.as_is import part_of
 from serfer.splitter.tiling.cuts import Cut, weight_bytes

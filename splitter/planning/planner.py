@@ -16,15 +16,11 @@ from serfer.splitter.network.graph import Graph
 from serfer.splitter.planning.gang_prices import CandidateGang
 from serfer.splitter.planning.limits import WeightStorage, memory_needed, room_in
 from serfer.splitter.planning.search import Chain, Edge, Goal, Search
-from serfer.splitter.planning.split_options import Budget
+from serfer.splitter.planning.split_options import MAX_STAGES, Budget
 from serfer.splitter.planning.stage_graph import StageGraph
 from serfer.splitter.planning.stage_prices import CandidateStage
 from serfer.splitter.tiling.cuts import Cut, weight_bytes
 from serfer.splitter.tiling.grids import GridChoice
-
-MAX_STAGES = 16
-MAX_GANG_STAGES = 256
-"""Stages of a plan at most where runs of them become gangs: each is a step inside a function, not an invocation."""
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,9 @@ from serfer.splitter.tiling.grids import GridChoice, parse_grids
 OBJECTIVES = {"latency": LATENCY, "cost": COST, "balanced": BALANCED, "work": LATENCY}
 DEFAULT_WEIGHTS = "auto"
 MOST_COLD_ENVIRONMENTS = 32
+MAX_STAGES = 16
+MAX_GANG_STAGES = 256
+"""Stages of a plan at most where runs of them become gangs: each is a step inside a function, not an invocation."""
 _VCPU_SIZES = 4
 WeightsMode = Literal["auto", "zip", "fetched", "image"]
 When = Literal["auto", "never", "always"]
@@ -156,6 +159,9 @@ class SplitOptions(FunctionOptions):
         super().__post_init__()
         object.__setattr__(self, "grids", parse_grids(self.grids))
         object.__setattr__(self, "stages", stage_count(self.stages))
+        most = MAX_GANG_STAGES if self.gang == "always" else MAX_STAGES
+        if self.stages is not None and not 1 <= self.stages <= most:
+            raise UsageError(f"--stages must be between 1 and {most}, not {self.stages}")
         if self.max_loss is not None and not 0 <= self.max_loss < 1:
             raise UsageError(f"max_loss is a share of the outputs' range from 0 to 1, not {self.max_loss:g}")
         if self.max_loss is not None and self.precision == "fp32":

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -109,6 +110,8 @@ def test_a_missing_library_is_named_with_its_pip_command(serfer, monkeypatch, tm
         ),
         ("deploy apply plan dev", 3, "plan is a plan: serfer deploy package plan --out BUILD, and give BUILD"),
         ("keys add a --scope x", 2, "Invalid value for '--scope': 'x' is not one of 'classify', "),
+        ("split timm:none --stages 99 --out x", 2, "--stages must be between 1 and 16, not 99"),
+        ("serve timm:none --keys no.json", 2, "the file of API keys /"),
         ("keys list --file no.json", 3, "the file of API keys no.json cannot be read: No such file"),
         ("--config no.toml serve --show-config", 3, "--config or SERFER_CONFIG: 'no.toml' cannot be read: No such"),
         ("explain gone.onnx", 3, "gone.onnx is not a plan directory: it does not exist; make one with serfer split"),
@@ -143,6 +146,13 @@ def test_a_mistake_is_named_in_a_line_that_says_what_to_do(serfer, tmp_path, mon
     start, *rest = words.split(" ... ")  # between them, versions of typer have words of their own
     assert result.err.startswith(f"serfer: {start}")
     assert all(text in result.err for text in rest)
+
+
+@pytest.mark.parametrize("command", ["serve", "instance"])
+def test_port_that_is_taken_is_said_before_a_plan_is_made(serfer, command):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        result = serfer(command, "--plan", "none", "--port", str(taken.getsockname()[1]))
+    assert (result.code, "is taken" in result.err) == (4, True)
 
 
 @pytest.mark.killed

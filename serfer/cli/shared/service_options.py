@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import typer
 
+from serfer.api.auth.keys import KeyRing
 from serfer.api.observability.logs import configure_logs
 from serfer.applications.opening import ApplicationOptions
 from serfer.applications.scaling.spec import parse_instances
@@ -25,6 +27,7 @@ from serfer.control.selection import DEFAULT, make_selector
 from serfer.core.errors import InputError, UsageError
 from serfer.core.plan import Plan
 from serfer.core.plan.window_plan import check_whole_images
+from serfer.local.server import listen
 from serfer.pipeline.plan_choice import terms
 from serfer.plan_directory import COLD_DIRECTORY, is_code, is_network, load_cold_plan, load_plan
 from serfer.settings import Settings, is_secret, origins
@@ -91,6 +94,13 @@ def served_models(
             )
         models[called] = directory
     return models
+
+
+def check_service(host: str, port: int, settings: Settings) -> None:
+    """Refuse a file of API keys that cannot be used, and a port that is taken, before plans are made."""
+    if settings.keys_file:
+        KeyRing(settings.keys_file, time.monotonic)
+    listen(host, port).close()
 
 
 def ask_line(url: str, directories: Sequence[Path]) -> str:

@@ -230,7 +230,7 @@ class Command:
         assert self.processes() == [], err
         assert [path for place in self.places for path in place.iterdir()] == []
         left = {path.name for path in self.cache.iterdir()} - self.cached
-        known = {"plans", "functions", "dependencies", "runtime", "weights", "results", "variants"}
+        known = {".serfer-cache", "plans", "functions", "dependencies", "runtime", "weights", "results", "variants"}
         assert left <= known | {"registrations"}
         assert [path for path in self.cache.glob("*/.*") if path.suffix != ".lock"] == []
         return result

@@ -81,7 +81,7 @@ def test_objectives_that_no_variant_meets_get_the_nearest_and_by_how_much_it_mis
 @pytest.mark.parametrize(
     ("query", "status", "words"),
     [
-        ("application=dogs", 404, "faces"),
+        ("application=dogs", 404, "dogs"),
         ("application=faces&variant=small.none", 422, "small.none"),
         ("application=faces&network=none", 422, "none"),
         ("latency_ms=nan", 422, "latency_ms"),

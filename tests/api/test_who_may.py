@@ -5,9 +5,9 @@ import logging
 import re
 import time
 
+import fastapi.routing
 import httpx
 import pytest
-from fastapi.routing import iter_route_contexts
 
 from serfer.api.app import make_app
 from serfer.api.auth.keys import KeyRing, Scope, add_key
@@ -16,6 +16,7 @@ from serfer.settings import Settings
 from tests.applications.services import open_service
 from tests.applications.worlds import register, variant, version
 
+ROUTES = getattr(fastapi.routing, "iter_route_contexts", iter)  # earlier versions of FastAPI copy a router's routes
 OPEN, ANY = "open", "any key"  # without a key; with one of any scope
 RULES = {
     "GET /": OPEN,
@@ -108,7 +109,7 @@ def _request(rule):
 
 def _rules_of(app):
     """Return "METHOD PATH" of every route of an application."""
-    return {f"{method} {route.path}" for route in iter_route_contexts(app.routes) for method in route.methods or ()}
+    return {f"{method} {route.path}" for route in ROUTES(app.routes) for method in route.methods or ()}
 
 
 @pytest.mark.who_may

@@ -42,6 +42,7 @@ from serfer.splitter.network.unsupported import (
     CannotSplitError,
     check_batch,
     check_kinds,
+    check_training,
     check_windows,
     may_fold,
     never,
@@ -84,6 +85,7 @@ def plain_network(
     light = model if isinstance(model, ExternalWeightsModel) else ExternalWeightsModel.of(ir.from_proto(model))
     whole = light
     light = with_static_input(light, height, width)
+    check_training(light.proto)
     with_plain_group_norms(light.proto)
     with_local_unpooling(light.proto)
     try:

@@ -34,6 +34,7 @@ REASONS = {
     ): "it does not work on float32 images; leave it out of the model",
     tuple(IN_8_BITS - {"DequantizeLinear"}): "it rounds to 8 bits, which a tile may do to another step than the whole; "
     "export the float32 model",
+    ("MeanVarianceNormalization",): "there is no rule for it; export the model with InstanceNormalization",
     ("LSTM", "GRU", "RNN"): "it goes through its input step by step",
 }
 _WHY = {kind: why for kinds, why in REASONS.items() for kind in kinds}
@@ -87,6 +88,13 @@ def check_kinds(model: onnx.ModelProto) -> None:
         if why:
             named = node.name or node.output[0], node.op_type, why
             raise never(*named) if why in NEVER else refuse(*named)
+
+
+def check_training(model: onnx.ModelProto) -> None:
+    """Refuse normalization in training mode, which ONNX Script's optimizer folds into a convolution as if in eval()."""
+    for node in model.graph.node:
+        if node.op_type == "BatchNormalization" and _flag(node, "training_mode"):
+            raise never(node.name or node.output[0], node.op_type, _TRAINING)
 
 
 def _why_not(model: onnx.ModelProto, node: onnx.NodeProto, known: Collection[tuple[str, str]]) -> str | None:

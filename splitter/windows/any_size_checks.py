@@ -172,8 +172,9 @@ def _check_size(
         for here, known in pairs:
             wanted = replace(known.at(here.units, large.known), past=None)
             if wanted != here:
-                differing = (node for node in graph.nodes if wanted.rows[node.output] != here.rows[node.output])
-                node = next(differing, graph.nodes[0])
+                moved = {name for name, span in here.rows.items() if wanted.rows[name] != span}
+                causes = (node for node in graph.nodes if node.output not in moved and moved & {*node.inputs})
+                node = next(causes, graph.nodes[-1])
                 raise refuse(node.name, node.kind, ONE_A_SIZE)
         found.append(pairs)
     rows, cols = found

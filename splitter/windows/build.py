@@ -169,7 +169,7 @@ class _WindowPlanner:
 
 def _load(model: Any, example: Array, size: tuple[int, int]) -> tuple[Source, Array]:  # noqa: ANN401 - as above
     try:
-        return load(model, example, any_size=size)
+        source, example = load(model, example, any_size=size)
     except ImageNotTakenError as error:
         small, large = (" x ".join(map(str, sides)) for sides in (example.shape[2:], size))
         if small == large:
@@ -178,6 +178,13 @@ def _load(model: Any, example: Array, size: tuple[int, int]) -> tuple[Source, Ar
             f"{error} (a network whose strides do not divide {large} pixels does not take {small} either: pad the "
             "image to a multiple)"
         ) from error
+    own = [dim.dim_value or dim.dim_param for dim in source.onnx.inputs[0].type.tensor_type.shape.dim[2:]]
+    if any(isinstance(side, int) for side in own):
+        raise ModelError(
+            f"the network was exported for images of {' x '.join(map(str, own))} alone, and windows of it are found at "
+            "other sizes: export it with free height and width"
+        )
+    return source, example
 
 
 def _small(size: tuple[int, int]) -> tuple[int, int]:

@@ -359,7 +359,8 @@ def _left_beside(place: Path | None) -> tuple[str, ...]:
 
 
 def _file_version(status: os.stat_result) -> Mapping[str, int | str]:
-    return {"bytes": status.st_size, "changed_ns": status.st_mtime_ns}
+    # ctime too: a file that was altered in place may have its mtime put back
+    return {"bytes": status.st_size, "changed_ns": status.st_mtime_ns, "altered_ns": status.st_ctime_ns}
 
 
 def _object(place: S3Place, limits: RasterLimits) -> _Origin:

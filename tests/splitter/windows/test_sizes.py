@@ -8,7 +8,7 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto
+from onnx import TensorProto, helper, numpy_helper
 
 import serfer
 from serfer.core.errors import ModelError
@@ -16,6 +16,7 @@ from serfer.core.exactness import relative_error
 from serfer.core.plan import MapStatistics
 from serfer.plan_directory import load_plan
 from serfer.splitter.network.graph import STATISTICS, Graph, Node, Statistic
+from serfer.splitter.network.onnx_models import model_of
 from serfer.splitter.windows.sections import Prices, Section, _cheapest, sections_of
 from tests.splitter.models import Net, saved
 from tests.splitter.windows.random_maps import Drawn
@@ -260,3 +261,44 @@ def test_a_map_is_kept_by_the_pass_that_computes_it_and_never_read_before():
     )
     dear = sections_of(graph, 3, Prices(lambda _: 1e-3, lambda _: 10.0, lambda _: 10.0))
     assert dear == (Section(),) * 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "attributes", "sides", "named"),
+    [
+        ("BatchNormalization", {"training_mode": 1}, ("h", "w"), r"'last' \(BatchNormalization\).* training mode"),
+        ("MeanVarianceNormalization", {}, ("h", "w"), r"'last' \(MeanVarianceNormalization\)"),
+        ("Relu", {}, (512, 512), "images of 512 x 512 alone, .* free height and width"),
+    ],
+)
+def test_refusal_names_the_users_operator_or_size(kind, attributes, sides, named, tmp_path):
+    plan_of_two(kind, attributes, sides, tmp_path, refused=named)
+
+
+def test_operator_that_ends_otherwise_at_odd_sizes_is_named(tmp_path):
+    attributes = {"kernel_shape": [3, 3], "strides": [2, 2], "auto_pad": "SAME_UPPER"}
+    plan = plan_of_two("MaxPool", attributes, ("h", "w"), tmp_path)
+    assert "'last' (MaxPool)" in plan.windows.rules.refused
+
+
+def plan_of_two(kind, attributes, sides, directory, refused=""):
+    """Return the plan for any size of a convolution and an operator after it, or see it refused."""
+    vectors = ["b", "b", "b", "b"] if kind == "BatchNormalization" else []
+    extra = ["mean", "variance"] if vectors else []
+    model = model_of(
+        [
+            helper.make_node("Conv", ["x", "k"], ["a"], name="first", kernel_shape=[3, 3], pads=[1] * 4),
+            helper.make_node(kind, ["a", *vectors], ["y", *extra], name="last", **attributes),
+        ],
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, *sides])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4, None, None])],
+        [
+            numpy_helper.from_array(np.ones((4, 3, 3, 3), np.float32), "k"),
+            *([numpy_helper.from_array(np.ones(4, np.float32), "b")] if vectors else []),
+        ],
+    )
+    if not refused:
+        return serfer.map_plan(saved(directory, model), "any", directory / "plan", window=64)
+    with pytest.raises(ModelError, match=refused):
+        serfer.map_plan(saved(directory, model), "any", directory / "plan", window=64)
+    return None

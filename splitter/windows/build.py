@@ -86,6 +86,8 @@ def build_map_plan(
             large = [(base_size(sizes),) * 2]
         large = [*dict.fromkeys(detector.padded(size) for size in large)]
         source, example = detector.trunk, example_of(detector, channels, large[0], _SMALL)
+    else:
+        _check_free(source)
     small = example.shape[2], example.shape[3]
     source = replace(
         source,
@@ -178,13 +180,16 @@ def _load(model: Any, example: Array, size: tuple[int, int]) -> tuple[Source, Ar
             f"{error} (a network whose strides do not divide {large} pixels does not take {small} either: pad the "
             "image to a multiple)"
         ) from error
+    return source, example
+
+
+def _check_free(source: Source) -> None:
     own = [dim.dim_value or dim.dim_param for dim in source.onnx.inputs[0].type.tensor_type.shape.dim[2:]]
     if any(isinstance(side, int) for side in own):
         raise ModelError(
             f"the network was exported for images of {' x '.join(map(str, own))} alone, and windows of it are found at "
             "other sizes: export it with free height and width"
         )
-    return source, example
 
 
 def _small(size: tuple[int, int]) -> tuple[int, int]:

@@ -434,6 +434,7 @@ def _attribute_docstrings(described: type) -> dict[str, str]:
 def _type(annotation: Any) -> str:  # noqa: ANN401 - what an annotation may be
     """Name a setting's type for a reader."""
     names = {"Path": "path", "str": "text", "int": "integer", "float": "number", "SecretStr": "secret", "NoneType": ""}
+    names |= {"bool": "0 or 1", "Literal": "word"}
     if isinstance(annotation, types.UnionType):
         return "".join(_type(part) for part in annotation.__args__)
     return names.get(getattr(annotation, "__name__", ""), "names")

@@ -121,7 +121,11 @@ class AnySizeNetwork:
         unit, other = self.known[axis - ROW_AXIS].stride, self.base + self.past
         for residue in range(0, unit, self.multiple):
             try:
-                for sizes in (self.map_part or self).endings(axis, self.base + residue):
+                groups = (self.map_part or self).endings(axis, self.base + residue)
+                known = sum(len(range(span.start, span.stop, unit)) for sizes in groups for span in sizes)
+                if groups != [()] and known < len(range(residue, MOST_PIXELS + 1, unit)):
+                    errors[residue] = ModelError("a Resize reads what another one rounds otherwise at other sizes")
+                for sizes in groups:
                     lengths = [at_least(size, (residue, sizes), unit) for size in (self.base, self.base // _SMALLER)]
                     large, small = (
                         self.axis((length, other) if axis == ROW_AXIS else (other, length), axis)

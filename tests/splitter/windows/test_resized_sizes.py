@@ -76,6 +76,20 @@ def test_sizes_of_a_modules_plan_are_in_groups_that_torch_rounds_alike(scale, tm
     assert [len(way) for way in torchs] == [1] * len(groups)
 
 
+def test_plan_says_why_it_leaves_out_sizes_that_two_resizes_round(tmp_path):
+    model = resize(0.7)
+    model.graph.node.append(
+        helper.make_node("Resize", ["y", "", "second"], ["z"], mode="nearest", nearest_mode="floor")
+    )
+    model.graph.output[0].name = "z"
+    model.graph.initializer.append(numpy_helper.from_array(np.array([1, 1, 2 / 3, 2 / 3], np.float32), "second"))
+    example = np.zeros((1, 1, 192, 192), np.float32)
+    source, _ = load(saved(tmp_path, model), example, any_size=(11_520,) * 2)
+    network = Network.of(replace(source, exported=True, outputs=("z",)), None)
+    [sized] = any_size_networks(network, AnySize(30))
+    assert "Resize" in sized.axes(2)[1]
+
+
 @pytest.mark.exact
 @pytest.mark.weekly
 @pytest.mark.parametrize("scale", SCALES)

@@ -29,7 +29,7 @@ from serfer.packaging.compiling import compile_directory
 from serfer.packaging.manifest import WORKER, files_of
 from serfer.plan_directory import file_sha256
 
-DEPENDENCY_ALLOWANCE = 110_000_000
+DEPENDENCY_ALLOWANCE = 117_000_000
 """Bytes of a function's package that plans reserve for code and dependencies.
 
 Every layer that `serfer deploy package` builds from its locks fits in it (tested). What is installed here may take

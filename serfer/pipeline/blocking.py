@@ -19,7 +19,7 @@ from serfer.drivers.driver import NO_CONTEXT, RequestContext
 from serfer.images import DecodedImage
 from serfer.pipeline.event_loop import result_of
 from serfer.pipeline.pipeline import DEADLINE_S, AsyncPipeline, Image, names_of
-from serfer.pipeline.query import NamedImage, Wanted, check_count, check_wanted
+from serfer.pipeline.query import NamedImage, Wanted, check_images
 from serfer.pipeline.result import Result
 from serfer.results import StoredResult
 
@@ -172,8 +172,8 @@ class Pipeline:
         self, images: Sequence[Image], names: Sequence[str] | None, wanted: Wanted, deadline_s: float
     ) -> list[ImageAnswer]:
         started = time.monotonic()
-        check_count(images, names, wanted.top_k)
-        check_wanted(self.plan, wanted)
+        check_images(self.plan, images, names, wanted)
+        self.asynchronous.loop.check_caller()
         self.asynchronous.check(deadline_s)
         self._thread.report = None
         names = names_of(images) if names is None else names

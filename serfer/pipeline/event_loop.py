@@ -84,19 +84,24 @@ class LoopThread:
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop and return its result; raises UsageError where its caller would wait for ever."""
-        return result_of(self._submit(coroutine, self.check_caller))
+        try:
+            self.check_caller()
+        except UsageError:
+            coroutine.close()  # asyncio warns of one that never ran
+            raise
+        return result_of(self.submit(coroutine))
 
     @property
     def forked(self) -> bool:
         return os.getpid() != self._process  # no thread runs the loop here, and workers are the parent's
 
-    def check_process(self) -> None:
-        if self.forked:
-            raise UsageError(f"the pipeline belongs to process {self._process}: open one in this fork of it")
+    def _fork_error(self) -> UsageError:
+        return UsageError(f"the pipeline belongs to process {self._process}: open one in this fork of it")
 
     def check_caller(self) -> None:
         """Raise UsageError where a caller would wait for ever: in a fork, and on the loop's own thread."""
-        self.check_process()
+        if self.forked:
+            raise self._fork_error()
         with suppress(RuntimeError):
             if asyncio.get_running_loop() is self._loop:
                 raise UsageError(
@@ -104,25 +109,24 @@ class LoopThread:
                 )
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        return self._submit(coroutine, self.check_process)
-
-    def _submit(self, coroutine: Coroutine[Any, Any, T], check: Callable[[], None]) -> Future[T]:
-        try:
-            check()
-        except UsageError:
-            coroutine.close()  # asyncio warns of one that never ran
-            raise
+        if os.getpid() != self._process:
+            coroutine.close()
+            raise self._fork_error()
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop for one on this or another loop; a cancelled caller cancels it."""
         if asyncio.get_running_loop() is self._loop:
             return await coroutine
-        return await asyncio.wrap_future(self.submit(coroutine))
+        if os.getpid() != self._process:
+            coroutine.close()
+            raise self._fork_error()
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
 
     async def compute(self, size: float, call: Callable[..., T], *arguments: Any) -> T:  # noqa: ANN401 - the call's
         """Call what works on so many bytes, in a thread where that takes a loop more than a millisecond."""
-        self.check_process()
+        if os.getpid() != self._process:
+            raise self._fork_error()
         if size <= _QUICK_BYTES:
             return call(*arguments)
         return await asyncio.get_running_loop().run_in_executor(self._computing, call, *arguments)

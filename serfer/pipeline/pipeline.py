@@ -136,7 +136,7 @@ class AsyncPipeline:
         Where it was made from `images`, decoding took `decoded_s`, and the report has what is `wanted` of each of them.
         Raises what `submit` does; a cancelled caller cancels the query.
         """
-        array = array_of(batch, "batch")
+        array = batch if type(batch) is np.ndarray else array_of(batch, "batch")  # nothing to do for most
         size = inf if self._cache is not None else array.nbytes  # a look into the store blocks
         query = await self.loop.compute(size, self._query, array, deadline_s, context, decoded_s, images, wanted)
         return query if isinstance(query, Result) else await self.loop.run(self._answer(query))
@@ -213,8 +213,7 @@ class AsyncPipeline:
         return await self.loop.run(self._probe.look(start=start))
 
     def check(self, deadline_s: float) -> None:
-        """Raise UsageError for a closed pipeline, one of another process, and a deadline that no query can have."""
-        self.loop.check_process()
+        """Raise UsageError for a closed pipeline, and for a deadline that no query can have."""
         if self.closed:
             raise UsageError("the pipeline is closed")
         if not 0 < deadline_s <= MAX_DEADLINE_S:

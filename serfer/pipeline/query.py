@@ -130,8 +130,20 @@ def preprocess_of(plan: Plan) -> Preprocess:
     return plan.preprocess
 
 
-def check_wanted(plan: Plan, wanted: Wanted) -> None:
-    """Raise PlanError or UsageError where a plan gives no classes, or no boxes, and these are wanted."""
+def check_images(plan: Plan, images: Sequence[object], names: Sequence[str] | None, wanted: Wanted) -> None:
+    """Check what is asked about images.
+
+    Raises UsageError for what no query has: no class, no list, too many images, or names that do not match; that or
+    PlanError where a plan gives no boxes, or no classes, and these are wanted.
+    """
+    if isinstance(images, str | bytes) or not isinstance(images, Sequence):
+        raise UsageError(f"images are a list of paths or of files' bytes, not a {type(images).__name__}")
+    if wanted.top_k < 1:
+        raise UsageError(f"top-k must be 1 or more, not {wanted.top_k}")
+    if not 1 <= len(images) <= MAX_BATCH:
+        raise UsageError(f"a query has 1 to {MAX_BATCH} images, not {len(images)}")
+    if names is not None and len(names) != len(images):
+        raise UsageError(f"{len(names)} names were given for {len(images)} images")
     if wanted.min_score is not None and plan.detection is None:
         raise UsageError(f"min_score is for boxes, and {plan.model} gives none (docs/how-to/detect.md)")
     if wanted.classes and not plan.classifies:
@@ -140,18 +152,6 @@ def check_wanted(plan: Plan, wanted: Wanted) -> None:
             f"this plan's network has no score for each class: an image's outputs are {outputs}. Use predict() or "
             "run(), serfer predict or serfer run in place of classify"
         )
-
-
-def check_count(images: Sequence[object], names: Sequence[str] | None, top_k: int) -> None:
-    """Raise UsageError for what no query has: no class, no list, too many images, or names that do not match."""
-    if isinstance(images, str | bytes) or not isinstance(images, Sequence):
-        raise UsageError(f"images are a list of paths or of files' bytes, not a {type(images).__name__}")
-    if top_k < 1:
-        raise UsageError(f"top-k must be 1 or more, not {top_k}")
-    if not 1 <= len(images) <= MAX_BATCH:
-        raise UsageError(f"a query has 1 to {MAX_BATCH} images, not {len(images)}")
-    if names is not None and len(names) != len(images):
-        raise UsageError(f"{len(names)} names were given for {len(images)} images")
 
 
 def cut_crops(plan: Plan, array: NDArray[Any], levels: Levels | None = None) -> list[Crop]:

@@ -291,8 +291,8 @@ def test_a_first_split_logs_progress_without_a_terminal(monkeypatch, capsys, tmp
     [
         (["serve"], [".onnx", "timm:NAME", "of the zoo", "--app NAME", "--demo"]),
         (["serve", "--drivers", "2", "--port", "0"], [".onnx", "--demo"]),
-        (["classify", __file__], [".onnx", "torchvision:NAME", "--model NAME", "--demo"]),
-        (["predict", __file__], [".onnx", "--model NAME"]),
+        (["classify", "photo.png"], [".onnx", "torchvision:NAME", "--model NAME", "--demo"]),
+        (["predict", "photo.png"], [".onnx", "--model NAME"]),
         (["instance"], ["--plan DIR", "--model NAME", "--registry URL"]),
         (["study", "tune", "--slo-ms", "9"], ["--plan DIR", "--model NAME"]),
     ],
@@ -306,7 +306,7 @@ def test_without_a_network_the_ways_to_name_one_are_listed(serfer, monkeypatch, 
     assert all(way in refused.err for way in ways)
 
 
-@pytest.mark.parametrize("words", [["serve", "net.onnx"], ["classify", __file__, "--model", "alexnet"]])
+@pytest.mark.parametrize("words", [["serve", "net.onnx"], ["classify", "photo.png", "--model", "alexnet"]])
 def test_the_demos_network_is_not_one_of_two(serfer, words):
     refused = serfer(*words, "--demo")
     assert (refused.code, "--demo names a network itself" in refused.err) == (2, True)

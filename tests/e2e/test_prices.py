@@ -75,7 +75,7 @@ def two_plans(plan, tmp_path_factory):
 
 
 def test_both_plans_are_priced_where_there_is_a_cold_plan(serfer_here, two_plans):
-    prices = costs(serfer_here, two_plans, "--burst", "5")
+    prices = costs(serfer_here, two_plans, "--burst", "5", SERFER_ACCOUNT="default")
     cold = prices["cold_plan"]
     assert cold["plan"] == load_plan(two_plans / "cold").digest
     assert cold["cost_usd"] == pytest.approx(cold["query"]["cost_usd"] + cold["warm_up_usd"])

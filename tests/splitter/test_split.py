@@ -198,7 +198,7 @@ def test_a_module_that_takes_channels_last_is_refused(home):
         ),
         ({"activation": "argmax"}, UsageError, "softmax, sigmoid or none"),
         *(({"memory_mb": memory}, UsageError, "128 to 10240 MB") for memory in (0, 127, 10241, -1)),
-        *(({"limit_mb": limit}, UsageError, r"104\.9 MB.*at least 105 MB") for limit in (0, -5, 89)),
+        *(({"limit_mb": limit}, UsageError, r"111\.6 MB.*at least 112 MB") for limit in (0, -5, 89)),
         *(({"stages": stages}, UsageError, "stages must be") for stages in ("two", "", "1.5", 2.5, True)),
         *(({"name": name}, UsageError, "--name") for name in ("", "../x", "a b", "x" * 65, "-x", "größe")),
     ],

@@ -183,7 +183,8 @@ def resized(graph):
     aligned = node.attributes["coordinate_transformation_mode"] == b"align_corners"
     matrices = []
     for inputs, outputs in zip(graph.shapes["x"][2:], graph.shapes["y"][2:], strict=True):
-        how, rows = LinearResize(inputs, outputs, aligned), np.arange(outputs)
+        ratio = Fraction(inputs - 1, max(1, outputs - 1)) if aligned else Fraction(inputs, outputs)
+        how, rows = LinearResize(inputs, outputs, ratio, aligned), np.arange(outputs)
         read = np.clip(rows * float(how.ratio) + float(how.shift), 0, inputs - 1)
         matrices.append(np.maximum(0, 1 - np.abs(read[:, None] - np.arange(inputs))))
     return matrices

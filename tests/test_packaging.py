@@ -275,11 +275,21 @@ assert not {"numpy", "onnxruntime", "aiohttp", "pydantic", "torch"} & {*sys.modu
 
 
 @pytest.mark.deploy
-def test_the_base_answers_and_the_client_brings_httpx_alone(wheel, client_wheel, plan, tmp_path):
+def test_the_base_answers_and_the_client_brings_httpx_and_crc32c_alone(wheel, client_wheel, plan, tmp_path):
     base, client = environment(tmp_path / "base", wheel), environment(tmp_path / "client", client_wheel)
     heavy = {*["torch", "torchvision", "matplotlib", "scikit-learn", "scipy", "moto", "boto3", "httpx"]}
     assert not heavy & installed_in(base)
-    only = {"anyio", "certifi", "h11", "httpcore", "httpx", "idna", "serfer-client", "typing-extensions"}
+    only = {
+        "anyio",
+        "google-crc32c",
+        "certifi",
+        "h11",
+        "httpcore",
+        "httpx",
+        "idna",
+        "serfer-client",
+        "typing-extensions",
+    }
     assert installed_in(client) == only
     (answer,) = run([base / "serfer", "classify", IMAGE, "--plan", plan, "--json"], tmp_path).splitlines()
     label = json.loads(answer)["images"][0]["predictions"][0]["label"]

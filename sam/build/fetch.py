@@ -90,9 +90,11 @@ def _location(stack: DeployedStack, digest: str, code: Mapping[str, str]) -> str
 def _weights(functions: Any, name: str, *, of_driver: bool) -> str:  # noqa: ANN401 - same
     """Return where a function's layer of weights is; a driver may have another plan's now, so its is the newest."""
     if of_driver:
-        layers = [each["LayerVersionArn"] for each in functions.list_layer_versions(LayerName=name)["LayerVersions"]]
+        layers = [
+            version["LayerVersionArn"] for version in functions.list_layer_versions(LayerName=name)["LayerVersions"]
+        ]
     else:
-        layers = [each["Arn"] for each in _function(functions, name)["Configuration"].get("Layers", ())]
+        layers = [layer["Arn"] for layer in _function(functions, name)["Configuration"].get("Layers", ())]
     for arn in layers:
         if arn.split(":")[-2] == name:
             location: str = functions.get_layer_version_by_arn(Arn=arn)["Content"]["Location"]

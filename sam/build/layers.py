@@ -26,7 +26,7 @@ from serfer.core.plan.layout import PLAN_FILE
 from serfer.lambdas.artefacts import IN_LAYER
 from serfer.packaging import compiling
 from serfer.packaging.bundle import link
-from serfer.packaging.interpreters import interpreter, version_of
+from serfer.packaging.compiling import interpreter, version_of
 from serfer.packaging.manifest import CONTENTS
 from serfer.sam.build import health, uploader
 from serfer.sam.build.tree import Built, built, link_tree, seal, settle

@@ -7,7 +7,7 @@ import pytest
 from moto import mock_aws
 
 import serfer
-from serfer.packaging.interpreters import interpreter
+from serfer.packaging.compiling import interpreter
 from serfer.plan_directory import COLD_DIRECTORY
 from serfer.sam.build import package
 from serfer.sam.build.layers import driver_layer, worker_layer

@@ -17,7 +17,7 @@ import pytest
 from serfer.local.die_with_parent import dying_with_me
 from serfer.local.lambda_.function import ACCOUNT, REGION
 from serfer.local.server import free_port
-from serfer.packaging.interpreters import interpreter
+from serfer.packaging.compiling import interpreter
 from tests.sam.ministack_server import MinistackServer
 
 PACKAGES = Path(sys.prefix) / "ministack-python3.13"

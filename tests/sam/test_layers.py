@@ -16,7 +16,7 @@ import pytest
 from serfer.core.errors import ModelError, UnavailableError
 from serfer.core.wire import Crop, Task, encode_task
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
-from serfer.packaging.interpreters import interpreter
+from serfer.packaging.compiling import interpreter
 from serfer.packaging.manifest import WORKER
 from serfer.sam.build import layers
 from serfer.sam.build.layers import (

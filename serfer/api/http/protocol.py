@@ -63,12 +63,13 @@ class _Connection(h11.Connection):
     def __init__(self, most_head: int) -> None:
         super().__init__(h11.SERVER, most_head)
         self._most_head = most_head
-        self._recent = b""  # the last read, and the end of the one before
+        self._recent = b""  # what h11 has not parsed, and a few bytes before it at least
         self._chunked = False
         self.refusal = HTTPStatus.BAD_REQUEST
 
     def receive_data(self, data: bytes) -> None:
-        self._recent = self._recent[-len(_BLANK_LINE) :] + data
+        unread = len(self.trailing_data[0])  # later requests, which h11 keeps until this one is answered
+        self._recent = self._recent[-unread - len(_BLANK_LINE) :] + data
         super().receive_data(data)
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA | h11.PAUSED]:

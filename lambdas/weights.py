@@ -89,7 +89,7 @@ def open_ranges(url: str) -> Ranges:
     """Open the directory at a URL; raises UsageError for a URL of another form."""
     parts = urlsplit(url)
     if parts.scheme == "s3":
-        from serfer.storage.s3.ranges import S3Ranges  # noqa: PLC0415 - botocore takes 0.1 s to import
+        from serfer.storage.s3.objects import S3Ranges  # noqa: PLC0415 - botocore takes 0.1 s to import
 
         try:
             return S3Ranges(url)

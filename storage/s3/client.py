@@ -19,7 +19,7 @@ import obstore.store
 from botocore.exceptions import BotoCoreError
 from botocore.httpsession import get_cert_path
 from botocore.session import Session
-from obstore.exceptions import BaseError
+from obstore.exceptions import BaseError, PreconditionError
 
 from serfer.core.errors import StoreUnavailableError
 from serfer.core.retry import Backoff, RetryPolicy, retry
@@ -68,10 +68,14 @@ class _TransientError(Exception):
     """What another attempt may not meet; `args` has the error of the last."""
 
 
+class _StalledError(BaseError):
+    """A server answered, and the body of its response stalled or was cut."""
+
+
 _REQUESTS = RetryPolicy("s3", _TransientError, Backoff(base=0.075, longest=0.3, factor=4.0), attempts=3)
 _READS = replace(_REQUESTS, attempts=6)
-_ONCE = replace(_REQUESTS, attempts=1)
-_FIRST_READS_S = (0.5, 0.5, 1.0, 1.0, 2.0)  # a response that stalls rarely does so again; the last attempt has READ_S
+_FIRST_READS_S = (0.5, 0.5, 1.0, 1.0, 2.0)  # longer and longer: the server may be slow; the last attempt has READ_S
+_BODIES = RetryPolicy("s3", _StalledError, Backoff(base=0.0, longest=0.0), attempts=8)
 
 
 class _Keys:
@@ -109,7 +113,8 @@ class _Keys:
 class S3Client:
     """Sends requests for one bucket, reads up to six times on transient failures and all else up to three times.
 
-    A server that is silent, or stalls in the middle of a response, is asked again for what is read alone.
+    A server that is silent is asked again for what is read alone. Of a directory bucket, reads have a session of their
+    own, as all else has: each time limit is another client of obstore's.
 
     Methods raise RefusedError for a refusal, StoreUnavailableError where no answer comes, or none of an S3 server.
     """
@@ -128,15 +133,40 @@ class S3Client:
         self._stores: dict[float, obstore.store.S3Store] = {}
 
     def get(self, name: str, start: int = 0, length: int | None = None) -> S3Object:
-        options: GetOptions = {}
-        if length is not None:
-            options = {"range": (start, start + length)}
-        elif start:
-            options = {"range": {"offset": start}}
-        return self._read(name, options)
+        """Read a range of one version of an object; where a body stalls or is cut, the next request continues it."""
+        parts: list[bytes] = []
+        tag: str | None = None
+
+        def request(store: obstore.store.S3Store) -> S3Object:
+            nonlocal tag
+            offset = start + sum(map(len, parts))
+            options: GetOptions = {"if_match": tag} if parts else {}
+            if length is not None:
+                options["range"] = (offset, start + length)
+            elif offset:
+                options["range"] = {"offset": offset}
+            try:
+                result = obstore.get(store, name, options=options)
+            except PreconditionError:
+                if not parts:
+                    raise
+                result = None
+            if result is None or (parts and result.meta["e_tag"] != tag):
+                parts.clear()  # of a version that was replaced
+                return request(store)
+            tag = result.meta["e_tag"]
+            try:
+                parts.extend(result.stream(1))  # what came before an error stays there
+            except BaseError as error:
+                if not tag:
+                    parts.clear()
+                raise _StalledError(str(error)) from error
+            return _object_of(result, b"".join(parts))
+
+        return self._read(lambda store: retry(lambda: request(store), _BODIES, self._sleep))
 
     def head(self, name: str) -> S3Object:
-        return self._read(name, {"head": True})
+        return self._read(lambda store: _object_of(obstore.get(store, name, options={"head": True})))
 
     def put(
         self,
@@ -168,22 +198,29 @@ class S3Client:
     def names(self, prefix: str, until: float) -> Iterator[list[str]]:
         """ListObjectsV2: yield the names below a prefix last changed at `until`, in seconds since the epoch, or before.
 
-        A page at a time, in the order in which S3 lists them: in directory buckets that is any.
+        A page at a time, in the order in which S3 lists them: in directory buckets that is any, and the list of one
+        begins again where a page fails.
         """
-        pages, page = self._ask(lambda store: _list_pages(store, prefix))
-        while page is not None:
+        last: str | None = None
+        lists: list[Iterator[Sequence[ObjectMeta]]] = []
+
+        def request(store: obstore.store.S3Store) -> "Sequence[ObjectMeta] | None":
+            if not lists:
+                lists.append(obstore.list(store, prefix.rstrip("/") or None, offset=last, chunk_size=1000))
+            pages = lists.pop()
+            page = next(pages, None)
+            lists.append(pages)  # after an error another takes its place
+            return page
+
+        while (page := self._read(request)) is not None:
             yield [entry["path"] for entry in page if entry["last_modified"].timestamp() <= until]
-            page = self._ask(lambda _: next(pages, None), _ONCE)
+            last = None if self.address.sessions else page[-1]["path"]
 
     def sign(self, name: str, lifetime_s: int) -> str:
         return self._ask(lambda store: obstore.sign(store, "GET", name, timedelta(seconds=lifetime_s)))
 
-    def _read(self, name: str, options: "GetOptions") -> S3Object:
-        return self._ask(
-            lambda store: _object_of(obstore.get(store, name, options=options), read="head" not in options),
-            _READS,
-            () if self.address.sessions else [*_FIRST_READS_S, READ_S],  # each client opens a session of its own
-        )
+    def _read(self, request: Callable[[obstore.store.S3Store], _T]) -> _T:
+        return self._ask(request, _READS, [*_FIRST_READS_S, READ_S])
 
     def _ask(
         self,
@@ -258,20 +295,13 @@ def open_bucket(
         ) from error
 
 
-def _object_of(result: "GetResult", *, read: bool) -> S3Object:
+def _object_of(result: "GetResult", body: bytes = b"") -> S3Object:
     meta = result.meta
     try:
         expires = float(str(result.attributes[_EXPIRES]))
     except (KeyError, ValueError):
         expires = None
-    return S3Object(bytes(result.bytes()) if read else b"", meta["size"], meta["e_tag"] or "", expires)
-
-
-def _list_pages(
-    store: obstore.store.S3Store, prefix: str
-) -> "tuple[Iterator[Sequence[ObjectMeta]], Sequence[ObjectMeta] | None]":
-    pages = obstore.list(store, prefix.rstrip("/") or None, chunk_size=1000)
-    return pages, next(pages, None)
+    return S3Object(body, meta["size"], meta["e_tag"] or "", expires)
 
 
 def _response_of(text: str) -> Answer | None:

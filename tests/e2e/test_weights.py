@@ -12,7 +12,7 @@ from serfer.core.errors import InputError, SerferError
 from serfer.packaging.bundle import dependencies, directory_bytes, function_directory, keep_weights
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings
-from serfer.storage.s3.ranges import S3Ranges
+from serfer.storage.s3.objects import S3Ranges
 from serfer.wiring import local
 from serfer_bench.core.s3_server import S3Server
 from tests.e2e.small import batch, put_weights_in, split_small

@@ -23,7 +23,7 @@ from serfer.lambdas.worker import Worker
 from serfer.plan_directory import load_plan, write_plan
 from serfer.storage.memory import MemoryStore
 from serfer.storage.s3.client import S3Client
-from serfer.storage.s3.ranges import S3Ranges
+from serfer.storage.s3.objects import S3Ranges
 from serfer_bench.core.s3_server import S3Server
 from tests.e2e.small import batch, put_weights_in, split_small
 from tests.lambdas.started import start

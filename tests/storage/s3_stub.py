@@ -19,6 +19,15 @@ def refused(status, code, message="because", more=""):
     return status, {"Content-Type": "application/xml"}, body.encode()
 
 
+def listed(names, *, more):
+    entries = "".join(
+        f"<Contents><Key>{name}</Key><LastModified>2020-01-01T00:00:00Z</LastModified><Size>0</Size></Contents>"
+        for name in names
+    )
+    more = "<IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken>" * more
+    return f"<ListBucketResult>{more}{entries}</ListBucketResult>".encode()
+
+
 @contextlib.contextmanager
 def stub(answer, idle_s=None, closed=None):
     """Serve `answer(request)`: (status, headers, body), or None to hang up; yields the URL and the requests.

@@ -1,5 +1,7 @@
 import hashlib
+import random
 import socket
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
@@ -9,7 +11,7 @@ from serfer.storage import Range
 from serfer.storage.s3 import client as s3_client
 from serfer.storage.s3.client import S3Client
 from serfer.storage.s3.store import S3Store
-from tests.storage.s3_stub import refused, stub
+from tests.storage.s3_stub import listed, refused, stub
 
 SECRET = "c0ffee" * 6
 ALIVE = {"x-amz-meta-serfer-expires": "9e9", "ETag": '"e"'}
@@ -227,14 +229,90 @@ def test_metadata_that_say_nothing(expires):
                 ask(store)
 
 
+def answer_range(request, value, tag='"e"', upto=None, **more):
+    """Answer a GET of a range as S3 does; with `upto`, the body ends after so many bytes, and the headers say more."""
+    first, _, last = request.headers.get("range", "bytes=0-").removeprefix("bytes=").partition("-")
+    body = value[int(first) : int(last) + 1 if last else None]
+    headers = {**ALIVE, "ETag": tag, "Content-Length": str(len(body)), **more}
+    if "range" not in request.headers:
+        return 200, headers, body[:upto]
+    end = int(first) + len(body) - 1
+    return 206, {**headers, "Content-Range": f"bytes {first}-{end}/{len(value)}"}, body[:upto]
+
+
+ENDS = pytest.mark.parametrize("end", [{"Connection": "close"}, {}], ids=["cut", "stalled"])
+DIGITS, LETTERS = b"0123456789", b"abcdefghij"
+
+
 @pytest.mark.usefixtures("short_reads")
-@pytest.mark.parametrize("end", [{"Connection": "close"}, {}], ids=["cut", "stalled"])
-def test_response_without_its_end_is_requested_again(end, waits):
-    part = (200, {**ALIVE, **end, "Content-Length": "10"}, b"abc")
-    answers = iter([part, part, (200, ALIVE, b"0123456789")])
-    with stub(lambda _: next(answers)) as (where, _), opened(where) as store:
-        assert store.get("k") == b"0123456789"
-    assert len(waits) == 2
+@ENDS
+@pytest.mark.parametrize(("start", "length"), [(0, None), (2, None), (1, 8)])
+def test_body_that_ends_early_is_continued_from_there(end, start, length, waits):
+    places = iter([3, 1, None])
+    ending = stub(lambda request: answer_range(request, DIGITS, upto=next(places), **end))
+    with ending as (where, seen), opened(where) as store:
+        assert store.get_many([Range("k", start, length)]) == [DIGITS[start:][:length]]
+    last = "" if length is None else start + length - 1
+    assert [request.headers["range"] for request in seen[1:]] == [f"bytes={start + n}-{last}" for n in (3, 4)]
+    assert [request.headers.get("if-match") for request in seen] == [None, '"e"', '"e"']
+    assert waits == [0, 0]
+
+
+@pytest.mark.usefixtures("short_reads", "waits")
+@ENDS
+@pytest.mark.parametrize("other", ["refused", '"f"', None])
+def test_object_replaced_between_two_responses_is_read_from_its_start(end, other):
+    """So it is where the server knows no If-Match, and what has no entity tag is never continued."""
+
+    def answer(request):
+        if len(seen) == 1:
+            return answer_range(request, DIGITS, '"e"' if other else "", upto=3, **end)
+        if "if-match" in request.headers and other == "refused":
+            return refused(412, "PreconditionFailed")
+        return answer_range(request, LETTERS, '"f"' if other else "")
+
+    with stub(answer) as (where, seen), opened(where) as store:
+        assert store.get("k") == LETTERS
+    assert "range" not in seen[-1].headers
+    assert len(seen) <= 3
+
+
+@pytest.mark.usefixtures("short_reads")
+@ENDS
+def test_reads_are_all_answered_where_a_third_of_bodies_end_early(end, waits, monkeypatch):
+    """Each early end costs one request, and its wait alone: no sleep is added."""
+    monkeypatch.setattr(s3_client, "READ_S", 5.0)  # beside other work, this server is silent for a while
+    chance, ended = random.Random(49), []  # noqa: S311 - not a secret
+
+    def answer(request):
+        if chance.random() < 0.3:
+            ended.append(chance.choice([0, 1, 500, -1]))
+            return answer_range(request, values[request.path[-1]], upto=ended[-1], **end)
+        return answer_range(request, values[request.path[-1]])
+
+    values = {key: bytes([ord(key)]) * 1000 for key in "abcdefgh"}
+    with stub(answer) as (where, seen), opened(where) as store:
+        for _ in range(5):
+            assert store.get_many([Range(key) for key in values]) == [*values.values()]
+    silent = sum(wait > 0 for wait in waits)
+    assert len(ended) >= 10
+    assert len(seen) <= 40 + len(ended) + silent
+
+
+@pytest.mark.usefixtures("short_reads", "waits")
+@ENDS
+def test_list_goes_on_after_the_page_before_one_that_ends_early(end):
+    def answer(request):
+        query = dict(parse_qsl(urlsplit(request.path).query))
+        last = query.get("start-after")
+        if len(seen) in {1, 3, 4}:
+            return 200, {**end, "Content-Length": "1000"}, b"<ListBucketResult>"
+        return 200, {}, listed(["p/z"] if last else names, more=not last)
+
+    names = [f"p/{number:04}" for number in range(1000)]
+    with stub(answer) as (where, seen), opened(where) as store:
+        assert [*store._client.names("p/", 2e9)] == [names, ["p/z"]]
+    assert ["start-after=p%2F0999" in request.path for request in seen] == [False, False, False, True, True]
 
 
 def test_a_value_that_shrank_is_missing():

@@ -12,8 +12,9 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from serfer.core.errors import StoreError, StoreUnavailableError
+from serfer.storage.s3 import client as s3_client
 from serfer.storage.s3.store import Limits, S3Store
-from tests.storage.s3_stub import refused, stub
+from tests.storage.s3_stub import listed, refused, stub
 from tests.storage.tls_front import Authority, TlsFront, connect_proxy
 
 BUCKET = "name--usw2-az1--x-s3"
@@ -98,17 +99,20 @@ def test_a_session_is_opened_with_our_own_credentials_and_signs_all_else(served)
         assert store.get("k") == b"x"
         assert store.exists(["k", "l"]) == [True, True]
         store.delete(["k"])
-    first, *others = seen
-    assert (first.method, first.path) == ("GET", "/?session")
-    assert first.headers["x-amz-security-token"] == "own token"
-    assert first.headers["authorization"].endswith(signature(first, "own secret"))
-    assert scope(first)[0] == "AKOWN"
-    assert {other.method for other in others} == {"PUT", "GET", "HEAD", "POST"}
-    for other in others:
-        assert other.headers["x-amz-s3session-token"] == "token 1"
-        assert "x-amz-security-token" not in other.headers
-        assert [scope(other)[0], *scope(other)[2:]] == ["AKTEMP1", "us-west-2", "s3", "aws4_request"]
-        assert other.headers["authorization"].endswith(signature(other, "secret 1"))
+    opened = [request for request in seen if (request.method, request.path) == ("GET", "/?session")]
+    others = [request for request in seen if request not in opened]
+    assert opened == [seen[0], seen[2]]  # of reads, whose waits are short, and of all else
+    for request in opened:
+        assert request.headers["x-amz-security-token"] == "own token"
+        assert request.headers["authorization"].endswith(signature(request, "own secret"))
+        assert scope(request)[0] == "AKOWN"
+    assert {request.method for request in others} == {"PUT", "GET", "HEAD", "POST"}
+    for request in others:
+        number = 2 if request.method in {"GET", "HEAD"} else 1
+        assert request.headers["x-amz-s3session-token"] == f"token {number}"
+        assert "x-amz-security-token" not in request.headers
+        assert [scope(request)[0], *scope(request)[2:]] == [f"AKTEMP{number}", "us-west-2", "s3", "aws4_request"]
+        assert request.headers["authorization"].endswith(signature(request, f"secret {number}"))
 
 
 def test_a_version_is_put_on_condition_and_by_the_session(served):
@@ -161,6 +165,43 @@ def test_lifecycle_is_changed_with_our_own_credentials_and_without_what_director
     assert b"<Prefix>p/</Prefix>" in seen[1].body
     assert b"Noncurrent" not in seen[1].body
     assert "x-amz-checksum-crc32" in seen[1].headers
+
+
+def test_body_that_stalls_is_continued_by_the_same_session(served, monkeypatch):
+    def answer(request):
+        if request.method == "GET" and request.path == "/p/k":
+            if "range" in request.headers:
+                return 206, {**ALIVE, "Content-Range": "bytes 3-9/10"}, b"3456789"
+            return 200, {**ALIVE, "Content-Length": "10"}, b"012"
+        return express(request)
+
+    monkeypatch.setattr(s3_client, "_FIRST_READS_S", (0.1, 5.0, 5.0, 5.0, 5.0))
+    express = Express()
+    with served(answer) as (store, seen):
+        assert store.get("k") == b"0123456789"
+    assert express.sessions == 1
+    assert [(request.path, request.headers.get("range")) for request in seen[1:]] == [
+        ("/p/k", None),
+        ("/p/k", "bytes=3-"),
+    ]
+
+
+def test_list_of_which_a_page_ends_early_begins_again(served):
+    """Directory buckets know no start-after, and list in any order."""
+
+    def answer(request):
+        if "list-type" not in request.path:
+            return express(request)
+        lists.append("continuation-token" in request.path)
+        if lists == [False, True]:
+            return 200, {"Connection": "close", "Content-Length": "1000"}, b"<ListBucketResult>"
+        return 200, {}, listed(["p/a"] if lists[-1] else names, more=not lists[-1])
+
+    express, lists = Express(), []
+    names = [f"p/b{number}" for number in range(1000)]
+    with served(answer, sleep=lambda _: None) as (store, _):
+        assert [*store._client.names("p/", 2e9)] == [names, names, ["p/a"]]
+    assert lists == [False, True, False, True]
 
 
 def test_lists_ask_for_a_prefix_that_ends_with_a_slash(served):

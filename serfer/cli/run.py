@@ -98,7 +98,7 @@ class _Queries:
     whole: Run | None
 
     def write(self, name: str) -> None:
-        tensors = self.pipeline.plan.own_tensors
+        tensors = self.pipeline.plan.output_tensors
         paths, batch = self._paths(name, tensors), self._input(name)
         answer = self.pipeline.run(batch, deadline_s=self.options.deadline_ms / 1000)
         delta = difference(answer, self.whole(batch)) if self.whole else None

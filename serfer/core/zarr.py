@@ -36,7 +36,7 @@ ITEM_BYTES: Final = {"bool": 1, "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, 
 }
 """The types of values, and the bytes of each."""
 MOST_METADATA_BYTES: Final = 4 * 1024 * 1024
-_MOST_SIDE, _MOST_ELEMENTS, _MOST_RANK, _MOST_TEXT = 1 << 31, 1 << 40, 8, 500
+_MOST_SIDE, _MOST_ELEMENTS, _MOST_RANK, _MOST_TEXT = 1 << 31, 1 << 40, 8, 1024
 _MOST_CHUNKS = 100_000  # of an axis
 _VECTOR, _MAPS = 2, 4
 _FREE: Final = ("fill_value", "attributes", "dimension_names", "storage_transformers")  # members

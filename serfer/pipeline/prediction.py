@@ -80,8 +80,8 @@ def _predicted(plan: Plan, outputs: Outputs, number: int, image: NamedImage, wan
         [logits] = outputs.values()
         return replace(blank, predictions=best_classes(plan, logits[number], wanted.top_k))
     drawn = (
-        _output(own.name, tensor, _of_image(tensor, outputs, number), as_numbers=_is_numbers(plan, tensor))
-        for own, tensor in zip(plan.own_tensors, plan.output_tensors, strict=True)
+        _output(tensor.name, tensor, _of_image(tensor, outputs, number), as_numbers=_is_numbers(plan, tensor))
+        for tensor in plan.output_tensors
     )
     return replace(blank, outputs=tuple(drawn))
 

@@ -206,6 +206,14 @@ def test_the_inference_protocol_asks_an_application_for_objectives(http):
 
 
 @pytest.mark.parametrize(
+    ("name", "output"), [("faces", "logits"), ("faces:small", "logits"), ("faces:other", "scores")]
+)
+def test_an_output_has_the_name_that_its_networks_file_has(shared, name, output):
+    described, answered = shared.get(f"/v2/models/{name}").json(), infer(shared, name).json()
+    assert [[tensor["name"] for tensor in said["outputs"]] for said in (described, answered)] == [[output]] * 2
+
+
+@pytest.mark.parametrize(
     ("name", "parameters", "status"),
     [
         ("faces:none", {}, 404),

@@ -105,15 +105,26 @@ def test_float16_images_are_taken_and_a_network_of_one_takes_several(home, trito
     assert np.allclose(answer, [expected(home, "half", image) for image in images], rtol=1e-3, atol=1e-3)
 
 
-def test_serfers_own_names_are_taken_too_and_answered_by_its_own(home, triton):
+def test_serfers_own_names_are_taken_too_and_answered_by_the_files(home, triton):
     pixels = np.random.default_rng(0).integers(0, 256, (1, ROWS, COLUMNS, 3), dtype=np.uint8)
     wanted = expected(home, "keras", pixels)
     floats = np.ascontiguousarray(pixels.transpose(0, 3, 1, 2), dtype=np.float32)
     for name, array in (("input", floats), ("image", pixels)):
-        assert np.allclose(triton.infer("keras", triton_input(array, name)).as_numpy("logits"), wanted, rtol=1e-5)
+        assert np.allclose(triton.infer("keras", triton_input(array, name)).as_numpy("dense_3"), wanted, rtol=1e-5)
         both = [InferRequestedOutput("logits"), InferRequestedOutput("dense_3")]
         answer = triton.infer("keras", triton_input(array, name), outputs=both)
         assert np.array_equal(answer.as_numpy("logits"), answer.as_numpy("dense_3"))
+
+
+@pytest.mark.usefixtures("url")
+def test_kept_results_and_answers_in_python_have_the_files_name(home, tmp_path):
+    images = np.zeros((1, 3, ROWS, COLUMNS), np.float32)
+    with serfer.open(home / "keras", results=f"file://{tmp_path}/results") as pipeline:
+        answer = pipeline.run(images)
+        assert [*pipeline.last.outputs] == ["dense_3"]
+        kept = pipeline.run_to_result(images)
+        assert [*kept.arrays()] == ["dense_3"]
+        assert np.array_equal(kept.arrays()["dense_3"], answer)
 
 
 @given(st.sampled_from(INPUT_AXES))

@@ -19,11 +19,16 @@ from tests.support.served import Observed
 
 
 def faces(root):
-    """Register "small", whole and in tiles, and "other", which is more accurate; returns the registry's URL."""
+    """Register "small", whole and in tiles, and "other", which is more accurate; returns the registry's URL.
+
+    Their files have other names for their outputs.
+    """
     registry = open_registry(str(root / "registry"))
     tiles = plan_variant(registry, root / "tiles", "small.tiles", ms=20.0, usd=3e-5, correct=80, tasks=4)
     whole = plan_variant(registry, root / "whole", "small.whole", grids=[(1, 1)], ms=60.0, usd=1e-5, correct=80)
-    other = plan_variant(registry, root / "other", "other.whole", seed=1, grids=[(1, 1)], ms=70.0, usd=4e-5, correct=99)
+    other = plan_variant(
+        registry, root / "other", "other.whole", "scores", seed=1, grids=[(1, 1)], ms=70.0, usd=4e-5, correct=99
+    )
     register(registry, "faces", version("small", 1, tiles, whole), version("other", 1, other))
     return str(root / "registry")
 

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 from serfer.control.scenario import S_PER_HOUR
 from serfer.core.http_messages import EngineSignals, ModelState
+from serfer.core.plan import sealed
 from serfer.core.variants import Accuracy, Application, Figure, NetworkVersion, Place, Validation
-from serfer.plan_directory import load_plan
+from serfer.plan_directory import load_plan, write_plan
 from tests.e2e.small import CLASSES, split_small
 from tests.registry import records
 
@@ -48,11 +49,13 @@ def register(registry, name, *versions):
     return registry.update(name, made)
 
 
-def plan_variant(registry, directory, name, **fields):
+def plan_variant(registry, directory, name, output="logits", **fields):
     """Split the small network, keep its plan in the registry, and return the variant that it is.
 
-    `seed` and `grids` are the network's.
+    `seed` and `grids` are the network's, `output` is what its file calls its output.
     """
     chosen = {key: fields.pop(key) for key in ("seed", "grids") if key in fields}
     path = split_small(directory, **chosen)
+    plan = load_plan(path)
+    write_plan(sealed(replace(plan, file=replace(plan.file, output=output))), path)
     return variant(name, plan=load_plan(path).digest, artefact=registry.put_directory(path), **fields)

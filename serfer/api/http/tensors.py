@@ -161,8 +161,7 @@ class Signature:
     """A model's inputs, of which a request has one, for 1 to `most` images, and its outputs.
 
     A network that was read from a file has the file's names, its input the first of `takes`; it takes and gives
-    `also_takes` and `also_gives`, too, which every network has here. A request that names no outputs gets those that
-    go with its input.
+    `also_takes` and `also_gives`, too, which every network has here.
 
     An answer has at most about `most_bytes`, a result that is kept at most `most_kept_bytes`: 0 where none are.
     """
@@ -179,9 +178,6 @@ class Signature:
     def forms(self) -> list[TensorForm]:
         return [*self.takes, *self.also_takes]
 
-    def given_with(self, form: TensorForm) -> Sequence[TensorForm]:
-        return self.also_gives if self.also_gives and form != self.takes[0] else self.gives
-
 
 def decode_request(body: bytes, header: int | None, signature: Signature) -> Inference:
     """Read a request whose JSON is the first `header` bytes of its body, or all of it.
@@ -197,7 +193,7 @@ def decode_request(body: bytes, header: int | None, signature: Signature) -> Inf
     parameters = request.parameters or RequestParameters()
     tensor = request.inputs[0]
     form = _form(tensor, signature)
-    wanted = _read_wanted(request, signature, form, parameters)
+    wanted = _read_wanted(request, signature, parameters)
     given = _array(tensor, form, signature.most, memoryview(body)[header:] if header else None)
     wanted = tuple(replace(output, form=output.form.of(form, given.shape[1:])) for output in wanted)
     array = form.as_queries(given)
@@ -337,11 +333,11 @@ def _flat(data: object, shape: tuple[int, ...]) -> list[Any] | None:
 
 
 def _read_wanted(
-    request: InferenceRequest, signature: Signature, taken: TensorForm, parameters: RequestParameters
+    request: InferenceRequest, signature: Signature, parameters: RequestParameters
 ) -> tuple[WantedOutput, ...]:
     forms = {form.name: form for form in (*signature.also_gives, *signature.gives)}
     if not request.outputs:
-        return tuple(WantedOutput(form, parameters.binary_data_output) for form in signature.given_with(taken))
+        return tuple(WantedOutput(form, parameters.binary_data_output) for form in signature.gives)
     wanted: dict[str, WantedOutput] = {}
     for number, output in enumerate(request.outputs):
         if output.name in wanted or output.name not in forms:

@@ -1,10 +1,10 @@
 """The Open Inference Protocol, version 2, over HTTP: what KServe's and Triton's clients speak.
 
 Every model has one version, "1". It takes exactly one of two tensors: "input", float32 as the network reads it, or,
-where the plan says how an image becomes that, "image", the pixels of images of the network's size. It gives "logits",
-or the outputs that its network has. A network that was read from an ONNX file has its input in the file's form and its
-tensors by the file's names as well. Triton's extensions for binary data and classification are there. Its statistics,
-settings, traces and shared memory are not: there are no such routes. Its repository
+where the plan says how an image becomes that, "image", the pixels of images of the network's size. It gives the outputs
+that its network has; the only one of a network that classifies is found by "logits", too. A network that was read from
+an ONNX file has its input in the file's form and name as well. Triton's extensions for binary data and classification
+are there. Its statistics, settings, traces and shared memory are not: there are no such routes. Its repository
 is in serfer/api/routes/repository.py.
 """
 
@@ -43,7 +43,8 @@ from serfer.api.service import Service, ServiceQuery, ServiceResult
 from serfer.applications.answering import ApplicationQuery, Choice, Run
 from serfer.core.errors import DeadlineError, UsageError
 from serfer.core.inference_protocol import BY_DTYPE, HEADER, header_length
-from serfer.core.plan import AxisForm, FileTensors, InputSizes, OutputTensor, Plan, Shape
+from serfer.core.plan import SCORES, AxisForm, FileTensors, InputSizes, OutputTensor, Plan, Shape
+from serfer.core.plan.answers import as_answer, by_name
 from serfer.core.plan.pixels import as_they_are
 from serfer.core.variants import Objectives
 from serfer.pipeline.pipeline import MAX_DEADLINE_S
@@ -83,10 +84,9 @@ def signature_of(plan: Plan, limits: ApiLimits) -> Signature:
     most = limits.max_images, limits.max_answer_bytes, 0 if plan.sizes else limits.max_result_bytes
     if plan.file is None:
         return Signature([*takes, *images], gives, *most)
-    own = [replace(form, name=plan.file.output or form.name, tensor=form.name) for form in gives]
-    own = own if len(own) == 1 else gives
+    scores = [replace(form, name=SCORES, tensor=form.name) for form in gives] if plan.classifies else []
     same = plan.preprocess is not None and as_they_are(plan.preprocess)
-    return Signature([_own_input(plan.file, shape, sizes, pixels=same), *images], own, *most, takes, gives)
+    return Signature([_own_input(plan.file, shape, sizes, pixels=same), *images], gives, *most, takes, scores)
 
 
 def _output(tensor: OutputTensor, forms: tuple[AxisForm, ...]) -> TensorForm:
@@ -383,7 +383,8 @@ def _answer(
         parameters |= {"variant": choice.variant.name, "reason": choice.selection.reason.value}
     if parameters:
         named["parameters"] = parameters
-    body, header = encode_answer(inference, answered.result.outputs, named, plan.labels)
+    outputs = by_name(plan, as_answer(answered.result.outputs))  # a release since may have another name
+    body, header = encode_answer(inference, outputs, named, plan.labels)
     headers = {"Vary": "Accept-Encoding"}
     if header is not None:
         headers[HEADER] = str(header)

@@ -34,7 +34,7 @@ INPUT_AXES = ("NCHW", "NHWC", "NHW", "CHW", "HWC")
 MAX_ELEMENTS = 2**28
 """The most values that one image's share of a tensor may have: 1 GiB of float32."""
 SCORES = "logits"
-"""What the one output of a network that classifies is called."""
+"""What the one output of a network that classifies is called where it has no name of its own."""
 _UNTRAINED = "random"  # how the zoo says that weights are
 T = TypeVar("T")
 
@@ -503,13 +503,8 @@ class Plan:
 
     @property
     def output_tensors(self) -> tuple[OutputTensor, ...]:
-        return self.outputs or (OutputTensor(SCORES, (self.output.width,), OUTPUT_TYPES[0]),)
-
-    @property
-    def own_tensors(self) -> tuple[OutputTensor, ...]:
-        """The same outputs, SCORES by the name that the network's file has for it."""
-        own = self.file.output if self.file and self.classifies else ""
-        return tuple(replace(tensor, name=own or tensor.name) for tensor in self.output_tensors)
+        only = (self.file.output if self.file else "") or SCORES
+        return self.outputs or (OutputTensor(only, (self.output.width,), OUTPUT_TYPES[0]),)
 
     @property
     def artefacts(self) -> list[Artefact]:

@@ -19,7 +19,6 @@ from serfer.core.exactness import difference
 from serfer.core.plan import ImageLimits, InputSizes, PackageLimit, Plan, classes_of
 from serfer.core.plan.answers import Answer
 from serfer.core.plan.sized_plan import sized_plan
-from serfer.core.plan.sizes import Size
 from serfer.images import check_channels
 from serfer.plan_directory import COLD_DIRECTORY, write_plan
 from serfer.splitter.head.calibration import Calibration, read_calibration
@@ -29,7 +28,7 @@ from serfer.splitter.network.graph import Graph
 from serfer.splitter.network.metadata import FileDescription
 from serfer.splitter.network.open_sizes import compared_sizes
 from serfer.splitter.network.reductions import of_one_class, with_reduction
-from serfer.splitter.network.source import Array, Progress, Run, Source, load
+from serfer.splitter.network.source import Array, Progress, Run, Source, load, noise
 from serfer.splitter.network.unsupported import CannotSplitError
 from serfer.splitter.package_fit import fit
 from serfer.splitter.plan_dir.assemble import PackageOverflowError, assemble
@@ -158,7 +157,7 @@ def _build(
         plan, chosen = _write_plan(planner.choose, source, graph, budget, directory, progress)
         progress.begin()
         progress("checking the parts against the whole")
-        notes.append(check_exact(plan, directory, source, batch, graph.rounding))
+        notes.append(check_exact(plan, directory, source, batch, graph))
         sentence = chosen.cold.sentence
         if chosen.cold.decision is not None:
             cold_directory = directory / COLD_DIRECTORY
@@ -170,7 +169,7 @@ def _build(
                 sentence = _NO_OTHER
             else:
                 progress("checking the parts of the cold plan")
-                check_exact(cold_plan, cold_directory, source, batch, graph.rounding)
+                check_exact(cold_plan, cold_directory, source, batch, graph)
         if sentence:
             plan = replace(plan, why=plan.why + sentence)
             write_plan(plan, directory)
@@ -205,20 +204,16 @@ def whole(
     with appearing_whole(place) as directory:
         plan = assemble(decision, source, graph, budget, directory, progress)
         progress("checking the plan against the network")
-        notes += filter(None, _checked(plan, directory, source, sample, sizes, graph.rounding))
+        notes += filter(None, _checked(plan, directory, source, sample, sizes, graph))
     return plan, (*dict.fromkeys(notes),)
 
 
 def _checked(
-    plan: Plan, directory: Path, source: Source, sample: Array, sizes: InputSizes | None, rounding: float
+    plan: Plan, directory: Path, source: Source, sample: Array, sizes: InputSizes | None, graph: Graph
 ) -> Iterator[str]:
     for size in compared_sizes(sizes) if sizes else [None]:
-        image = sample if size is None else source.like_images(_noise(sample, size))
-        yield check_exact(sized_plan(plan, size), directory, source, _check_batch(source, image), rounding)
-
-
-def _noise(sample: Array, size: Size) -> Array:
-    return np.random.default_rng(2).standard_normal((1, sample.shape[1], *size), dtype=np.float32)
+        image = sample if size is None else source.like_images(noise(sample.shape[1], size))
+        yield check_exact(sized_plan(plan, size), directory, source, _check_batch(source, image), graph)
 
 
 def _read(

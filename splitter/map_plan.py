@@ -20,8 +20,6 @@ from serfer.splitter.plan_dir.output_directory import place_for
 from serfer.splitter.planning.split_options import Budget, memory_choices, package_limit
 from serfer.splitter.windows.wanted_sizes import AnySize, checked_sizes
 
-_RGB = 3
-
 
 def map_plan(  # noqa: PLR0913 - by name
     model: Any,  # noqa: ANN401 - an nn.Module, or a path as text
@@ -94,8 +92,7 @@ def map_plan(  # noqa: PLR0913 - by name
         progress = progress or (lambda _step: None)
         side = None if chosen.window == "auto" else chosen.window
         wanted = WindowRequest(side, chosen.statistics, chosen.kept_maps)
-        is_file = isinstance(model, Path | str) and str(model).lower().endswith(".onnx")
-        channels = chosen.channels or (channels_of(Path(model)) if is_file else None) or _RGB
+        channels = chosen.channels or channels_of(model)
         plan, notes = build_map_plan(model, wanted_sizes, place, wanted, channels, budget, description, progress)
     for note in notes:
         warnings.warn(note, PlanWarning, stacklevel=2)

@@ -8,8 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from serfer.core.costs.account import NEW, AccountQuotas
 from serfer.core.costs.aws import AwsFacts, shipped_aws
 from serfer.core.costs.cold_starts import COLD_SHARE
@@ -23,8 +21,6 @@ from serfer.splitter.network.description import Description
 from serfer.splitter.network.named_models import NamedModel
 from serfer.splitter.plan_dir.output_directory import place_for
 from serfer.splitter.planning.split_options import Budget, FunctionOptions, SplitOptions, account_of, places_of
-
-_RGB = 3  # channels, where a file does not say
 
 
 def whole_plan(  # noqa: PLR0913 - what a user may choose, each with a default
@@ -84,8 +80,6 @@ def _example(model: Any, example: Any | None, sizes: InputSizes | None) -> Any |
         if tuple(example.shape[-2:]) != (rows, columns):
             raise UsageError(f"the example of {sizes} should have the largest of these sizes, {rows} x {columns}")
         return example
-    from serfer.splitter.network.source import channels_of  # noqa: PLC0415 - as above
+    from serfer.splitter.network.source import channels_of, noise  # noqa: PLC0415 - as above
 
-    file = isinstance(model, Path | str) and str(model).lower().endswith(".onnx")
-    channels = (channels_of(Path(model)) if file else None) or _RGB
-    return np.random.default_rng(0).standard_normal((1, channels, rows, columns), dtype=np.float32)
+    return noise(channels_of(model), (rows, columns))

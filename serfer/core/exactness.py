@@ -7,7 +7,7 @@ there are any, lie along axis 1: scores of an image, or of each position of a ma
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,12 @@ from serfer.core.errors import ModelError
 
 TOLERANCE = 1e-4
 _TIE = 1e-5
+_REORDERED = 4
+"""How many times further than two orders of computing an answer a third one may be."""
+_ROUNDED, _FLIPPED = 2.0**-15, 1e-2
+"""What rounding makes at most: of the largest value, and of a map's classes."""
+_LEAST = 4 * float(np.finfo(np.float32).eps)
+"""Of the largest value, and of sigmoids, which ONNX Runtime computes as a rational function: 1.8e-7 was measured."""
 _Answer = NDArray[Any] | Mapping[str, NDArray[Any]]
 
 
@@ -43,30 +49,39 @@ def relative_error(split: _Answer, whole: _Answer) -> float:
     Of whole numbers, such as a mask's classes, it is the share of values that differ, one apart: which of two equal
     scores is larger is a matter of rounding.
     """
-    return max(_relative_error(pair, other) for pair, other in _pairs(split, whole))
+    return difference(split, whole).error
 
 
-def difference(split: _Answer, whole: _Answer) -> Difference:
-    same_top = all(_same_top(pair, other) for pair, other in _pairs(split, whole))
-    return Difference(relative_error(split, whole), same_top)
+def difference(split: _Answer, whole: _Answer, noise: Sequence[float] = ()) -> Difference:
+    """Compare answers, of which so much in each output as `runtime_noise` returns is no difference."""
+    pairs = [*_pairs(split, whole)]
+    known = [(*pair, level) for pair, level in zip(pairs, noise or [0.0] * len(pairs), strict=True)]
+    return Difference(max(_relative_error(*item) for item in known), all(_same_top(*item) for item in known))
 
 
-def same_before_sigmoid(split: _Answer, whole: _Answer) -> bool:
-    """Return whether probabilities differ by no more than TOLERANCE makes of what a sigmoid was taken of.
+def runtime_noise(
+    whole: _Answer, again: _Answer, images: NDArray[Any], *, of_sigmoids: bool = False
+) -> tuple[float, ...]:
+    """Return by how much rounding alone may alter each output of a network: where it is nearly constant, this shows.
 
-    Where a network finds nothing, its probabilities are 0.001 at most, say, and what rounding makes of its scores and
-    of the sigmoid itself is 3e-4 of their range. So the range that counts is that of the scores.
+    `again` are the unsplit network's answers to `images` as other kernels of the runtime compute them, in another
+    order. More than rounding makes of values as large as the images' is no noise, but errors that grow in the network.
     """
-    return all(_same_before_sigmoid(pair, other) for pair, other in _pairs(split, whole))
+    largest = _largest(images)
+    return tuple(_noise(*pair, largest, of_sigmoids=of_sigmoids) for pair in _pairs(again, whole))
 
 
-def _same_before_sigmoid(split: NDArray[Any], whole: NDArray[Any]) -> bool:
-    # ONNX Runtime's sigmoid is a rational function: 1.8e-7 in place of 0 was measured.
-    rounding = 4 * np.finfo(np.float32).eps
-    known = whole.astype(np.float64)
-    low, high = np.clip((known.min(), known.max()), rounding, 1 - rounding)
-    span = np.log(high / (1 - high)) - np.log(low / (1 - low))
-    return bool((np.abs(split - known) <= rounding + TOLERANCE * span * known * (1 - known)).all())
+def _noise(again: NDArray[Any], whole: NDArray[Any], images: float, *, of_sigmoids: bool) -> float:
+    if not np.issubdtype(whole.dtype, np.floating):
+        return min(_FLIPPED, _REORDERED * float(np.mean(again != whole)))
+    with np.errstate(invalid="ignore"):  # infinity less infinity
+        apart = _largest(np.subtract(again, whole, dtype=np.float64))
+    largest = max(_largest(whole), float(of_sigmoids))
+    return max(_LEAST * largest, min(_REORDERED * apart, _ROUNDED * max(1.0, images, largest)))
+
+
+def _largest(values: NDArray[Any]) -> float:
+    return float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
 
 
 def check_finite(answer: _Answer, what: str) -> None:
@@ -99,26 +114,26 @@ def _pairs(split: _Answer, whole: _Answer) -> Iterator[tuple[NDArray[Any], NDArr
         yield pair, other
 
 
-def _relative_error(split: NDArray[Any], whole: NDArray[Any]) -> float:
+def _relative_error(split: NDArray[Any], whole: NDArray[Any], noise: float) -> float:
     if not np.issubdtype(whole.dtype, np.floating):
-        return max(0, int(np.count_nonzero(split != whole)) - 1) / max(1, whole.size)
+        return max(0, int(np.count_nonzero(split != whole)) - 1) / max(1, whole.size) / max(1.0, noise / TOLERANCE)
     if np.array_equal(split, whole):
         return 0.0
     finite = np.isfinite(split) & np.isfinite(whole)
     if not np.array_equal(split[~finite], whole[~finite], equal_nan=True):
         return float("inf")
     deviation: NDArray[np.float64] = np.abs(np.subtract(split[finite], whole[finite], dtype=np.float64))
-    return float(deviation.max(initial=0.0)) / _span(whole)
+    return float(deviation.max(initial=0.0)) / max(_span(whole), noise / TOLERANCE)
 
 
-def _same_top(split: NDArray[Any], whole: NDArray[Any]) -> bool:
+def _same_top(split: NDArray[Any], whole: NDArray[Any], noise: float) -> bool:
     if not _has_classes(whole):
         return True
     split, whole = (np.where(np.isnan(values), -np.inf, values) for values in (split, whole))
     best = whole.max(axis=1)
     chosen = np.take_along_axis(whole, split.argmax(axis=1, keepdims=True), axis=1)[:, 0]
     with np.errstate(invalid="ignore"):  # infinity less infinity
-        return bool(((best == chosen) | (best - chosen <= _TIE * _span(whole))).all())
+        return bool(((best == chosen) | (best - chosen <= max(_TIE * _span(whole), 2 * noise))).all())
 
 
 def _has_classes(values: NDArray[Any]) -> bool:

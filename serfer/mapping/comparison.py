@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from serfer.core.costs.sessions import set_threads
 from serfer.core.errors import PlanError
-from serfer.core.exactness import TOLERANCE
+from serfer.core.exactness import TOLERANCE, runtime_noise
 from serfer.core.geometry import Rect, Span
 from serfer.core.plan import Plan
 from serfer.core.plan.crops import CropAxis
@@ -39,11 +40,14 @@ _FLAT = 0.1
 """Of the largest magnitude, the least that counts as the range of values: that of a flat image is all rounding."""
 _NO_CROPS = (
     "its plan has no network for parts of an image: it was made by an earlier version, or what a pixel becomes depends "
-    "on where in the image it is"
+    "on where in the image it is, or on the image's size (serfer map-plan says of which operator)"
 )
 _Array = NDArray[Any]
-Whole = Callable[[_Array, _Array], Sequence[_Array]]
-"""The network on a part of an image (1, C, H, W) float32, with statistics (S,) float32: its outputs, and scores."""
+Whole = Callable[..., Sequence[_Array]]
+"""The network on a part of an image (1, C, H, W) float32, with statistics (S,) float32: its outputs, and scores.
+
+With `optimized=False` other kernels of ONNX Runtime compute it, which round otherwise.
+"""
 ROUNDS = 2
 _SEED = 0
 
@@ -62,16 +66,20 @@ def whole_of(plan: Plan, directory: Path) -> Whole:
     path = directory / plan.unsplit.path
     if not path.is_file() or file_sha256(path) != plan.unsplit.sha256:
         raise NotComparedError(f"{path} is missing, or was changed")
-    options = onnxruntime.SessionOptions()
-    set_threads(options, threads=min(_MOST_THREADS, os.cpu_count() or 1))
-    options.enable_cpu_mem_arena = False  # the process goes on without it
-    with _naming_failure():
-        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    levels = onnxruntime.GraphOptimizationLevel
 
-    def run(image: _Array, statistics: _Array) -> Sequence[_Array]:
+    @cache
+    def session(optimized: bool) -> onnxruntime.InferenceSession:  # noqa: FBT001 - a key of the cache
+        options = onnxruntime.SessionOptions()
+        set_threads(options, threads=min(_MOST_THREADS, os.cpu_count() or 1))
+        options.enable_cpu_mem_arena = False  # the process goes on without it
+        options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimized else levels.ORT_DISABLE_ALL
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+    def run(image: _Array, statistics: _Array, *, optimized: bool = True) -> Sequence[_Array]:
         given = {"input0": image} | ({"input1": statistics[None]} if statistics.size else {})
         with _naming_failure():
-            values: Sequence[_Array] = session.run(None, given)
+            values: Sequence[_Array] = session(optimized).run(None, given)
         return [value.reshape(-1, *value.shape[-2:]) for value in values]
 
     return run
@@ -108,13 +116,13 @@ def compare(
         if hidden is not None and hidden.all():
             continue
         try:
-            values = network(image, statistics)
+            part = _Part(place, image, statistics, network, network(image, statistics))
         except NotComparedError as error:
             if not done:
                 return MapComparison(skipped=str(error))
             break
         for output in outputs:
-            output.add(place, values, windows.stride)
+            output.add(part, windows.stride)
         done += 1
         if time.monotonic() - started > MOST_S:
             break
@@ -190,6 +198,29 @@ class _StoredOutput:
         return found
 
 
+@dataclass(frozen=True)
+class _Part:
+    """A place of the image, and what the network makes of it."""
+
+    place: Rect
+    image: _Array
+    statistics: _Array
+    network: Whole
+    values: Sequence[_Array]
+
+    @cached_property
+    def _again(self) -> Sequence[_Array]:
+        try:
+            return self.network(self.image, self.statistics, optimized=False)
+        except NotComparedError:
+            return self.values
+
+    def noise(self, number: int, kind: type = np.float32) -> float:
+        """Return how much of an output is rounding, or of whole numbers which share of them is other for it."""
+        whole, again = (np.rint(v[number]) if kind is int else v[number] for v in (self.values, self._again))
+        return runtime_noise(whole.astype(kind), again.astype(kind), self.image)[0]
+
+
 @dataclass
 class _Output:
     """An output of the network: how far what is kept of it is from what the network makes of parts of the image.
@@ -205,6 +236,7 @@ class _Output:
     other_classes: int = 0
     largest: float = 0.0
     window: int | None = None
+    noise: float = 0.0
     _ends: tuple[float, float] = field(default=(np.inf, -np.inf))
 
     @property
@@ -213,7 +245,7 @@ class _Output:
 
     @property
     def error(self) -> float:
-        return self.largest / _range(*self._ends)
+        return self.largest / max(_range(*self._ends), self.noise / TOLERANCE)
 
     @property
     def wrong(self) -> bool:
@@ -223,7 +255,8 @@ class _Output:
     def badness(self) -> tuple[bool, float]:
         return self.wrong, self.error
 
-    def add(self, place: Rect, values: Sequence[_Array], unit: int) -> None:
+    def add(self, part: _Part, unit: int) -> None:
+        place, values = part.place, part.values
         own = values[self.number]
         rows, cols = CropAxis.of(self.windows.rows, unit), CropAxis.of(self.windows.cols, unit)
         high, wide = own.shape[1:]
@@ -239,10 +272,14 @@ class _Output:
             for channel in range(self.kept.channels):
                 kept = first if channel == 0 else self.kept.values(channel, told)
                 self._add_values(kept, own[channel][inside], there, told)
+            if self.wrong:
+                self.noise = max(self.noise, part.noise(self.number))
         elif self.scores is not None and self.scores < len(values):
-            self._add_classes(first, own[0][inside], values[self.scores][:, *inside], there, told)
+            self._add_classes(first, own[0][inside], values[self.scores][:, *inside], there, told, part)
         else:
-            self._add_numbers(first, own[0][inside], there, told)
+            other = there & (first != np.rint(own[0][inside]))
+            if (share := (int(other.sum()) - 1) / other.size) > TOLERANCE and share > part.noise(self.number, int):
+                self._count(other, told)
 
     def _add_values(self, kept: _Array, own: _Array, there: NDArray[np.bool_], told: Rect) -> None:
         seen = own[there & np.isfinite(own)]
@@ -257,7 +294,9 @@ class _Output:
             self.largest = largest
             self._at(told, int(far.argmax()))
 
-    def _add_classes(self, kept: _Array, own: _Array, scores: _Array, there: NDArray[np.bool_], told: Rect) -> None:
+    def _add_classes(
+        self, kept: _Array, own: _Array, scores: _Array, there: NDArray[np.bool_], told: Rect, part: _Part
+    ) -> None:
         """Count pixels of another class whose score is less than the largest one by more than rounding."""
         other = there & (kept != np.rint(own))
         if not other.any():
@@ -266,13 +305,8 @@ class _Output:
         chosen = np.take_along_axis(scores, known[None], axis=0)[0]
         gap = scores.max(axis=0) - chosen
         wrong = other & ((gap > TOLERANCE * _range(float(scores.min()), float(scores.max()))) | (known != kept))
-        self._count(wrong, told)
-
-    def _add_numbers(self, kept: _Array, own: _Array, there: NDArray[np.bool_], told: Rect) -> None:
-        """Count pixels of another whole number, but for as many as may be a matter of rounding."""
-        other = there & (kept != np.rint(own))
-        if int(other.sum()) - 1 > TOLERANCE * other.size:
-            self._count(other, told)
+        if wrong.any() and self.scores is not None:
+            self._count(wrong & ((gap > 2 * part.noise(self.scores)) | (known != kept)), told)
 
     def _count(self, wrong: NDArray[np.bool_], told: Rect) -> None:
         if wrong.any():

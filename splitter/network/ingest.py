@@ -90,7 +90,7 @@ def plain_network(
     with_local_unpooling(light.proto)
     try:
         moved = with_moved_scales(light.proto, exported=bool(names))
-        wide = widened(_simplified(_with_own_windows(light)))
+        wide = widened(simplified(_with_own_windows(light)))
         light = _folded(wide.model)
         _check_size(whole, light, height, width)
         check_kinds(light.proto)
@@ -123,7 +123,7 @@ def prepared(model: ExternalWeightsModel, height: int, width: int) -> ExternalWe
     """Return a model at an input of height x width with functions written out and constants folded."""
     light = with_static_input(model, height, width)
     with_plain_group_norms(light.proto)
-    return _folded(_simplified(_with_own_windows(light)))
+    return _folded(simplified(_with_own_windows(light)))
 
 
 def _check_size(given: ExternalWeightsModel, read: ExternalWeightsModel, height: int, width: int) -> None:
@@ -190,7 +190,8 @@ def with_static_input(model: ExternalWeightsModel, height: int, width: int) -> E
     return fixed
 
 
-def _simplified(model: ExternalWeightsModel) -> ExternalWeightsModel:
+def simplified(model: ExternalWeightsModel) -> ExternalWeightsModel:
+    """Return a model with functions written out, constants folded and conditions that are known decided."""
     whole = model.whole()
     onnxscript.optimizer.optimize_ir(whole, should_fold=_is_no_growth)
     RemoveUnusedNodesPass()(whole)

@@ -38,13 +38,15 @@ def model_of(
     return helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION)
 
 
-def plain_options() -> ort.SessionOptions:
+def plain_options(*, optimized: bool = True) -> ort.SessionOptions:
     """Return options of a session whose threads do not spin: that took two thirds of a small model's processor time.
 
     It prints no warnings, such as that a resized map has another size than ONNX's shape inference says.
     """
     options = ort.SessionOptions()
     options.log_severity_level = _ERRORS
+    if not optimized:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     set_threads(options, threads=0)
     return options
 

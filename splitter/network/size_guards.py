@@ -122,10 +122,6 @@ class SizedExports:
                 )
         return ""
 
-    def alike(self, one: Size, other: Size) -> bool:
-        """Return whether images of two sizes go the same way through the module."""
-        return self.of(one).guards.broken(other) is None
-
 
 def checked_sizes(small: Size, size: Size) -> Iterator[Size]:
     """Yield `small`, and larger sizes up to `size`, the smallest first, by multiples of CHECKED_STEP."""

@@ -59,6 +59,7 @@ _WEIGHT_FILES = (*_TORCH_WEIGHTS, ".h5", ".keras", ".pb", ".tflite", ".npz")
 _INSTALLED = "site-packages"
 _MOST_ON_ONE_THREAD = 2 * 3 * 512 * 512
 """Values of a batch up to which one thread is fast enough: more of them wait for one another."""
+_RGB = 3
 _FLOAT = int(onnx.TensorProto.FLOAT)
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 """Linux's number, which Python has a name for from 3.13 on."""
@@ -112,10 +113,6 @@ class Source:
         """Raise PlanError where a description gives numbers that the input of a file does not have."""
         if self.given:
             check_numbers(preprocess, self.given.name, self.given.dtype)
-
-    def alike(self, one: Size, other: Size) -> bool:
-        """Return whether images of two sizes are computed by one ONNX model."""
-        return self.sized is None or self.sized.alike(one, other)
 
 
 def load(
@@ -194,7 +191,7 @@ def _check_example(example: Array | None) -> Array:
 
 def _from_zoo(entry: zoo.ZooModel, example: Array | None) -> tuple[Source, Array]:
     if example is None:
-        example = np.random.default_rng(0).standard_normal((1, 3, entry.size, entry.size), dtype=np.float32)
+        example = noise(_RGB, (entry.size, entry.size))
     source, example = _from_module(entry.build(), _check_example(example), entry.name, entry.weights)
     labels = zoo.imagenet_labels()
     return replace(source, preprocess=entry.preprocess, labels=labels, activation=entry.activation), example
@@ -306,9 +303,9 @@ def _first_taken(
     least = 0
     small = example.shape[2], example.shape[3]
     for candidate in checked_sizes(small, size or small):
-        if candidate[0] * candidate[1] < least or (sized and size and not sized.alike(size, candidate)):
+        if candidate[0] * candidate[1] < least or (sized and size and sized.of(size).guards.broken(candidate)):
             continue
-        batch = example if candidate == small else _noise(example.shape[1], candidate)
+        batch = example if candidate == small else noise(example.shape[1], candidate)
         try:
             return batch, run(batch)
         except ImageNotTakenError as error:
@@ -322,7 +319,8 @@ def _first_taken(
     )
 
 
-def _noise(channels: int, size: Size) -> Array:
+def noise(channels: int, size: Size) -> Array:
+    """Return a random image (1, channels, rows, columns), the same each time."""
     return np.random.default_rng(0).standard_normal((1, channels, *size), dtype=np.float32)
 
 
@@ -575,13 +573,15 @@ def _from_file(path: Path, example: Array | None, *, any_size: Size | None, as_i
     return replace(source, unread=unread), example
 
 
-def channels_of(path: Path) -> int | None:
-    """Return how many channels the images of an ONNX file have, None where it does not fix that or cannot be read."""
+def channels_of(model: Any) -> int:  # noqa: ANN401 - as above
+    """Return how many channels the images of an ONNX file have, 3 where it does not fix that, or of another model."""
+    if not isinstance(model, Path | str) or not str(model).lower().endswith(".onnx"):
+        return _RGB
     try:
-        model, _ = with_usual_input(read_file(path))
+        read, _ = with_usual_input(read_file(Path(model)))
     except ModelError:  # `load` raises it again
-        return None
-    return next((dim.dim_value for dim in _dims(model)[1:2]), 0) or None
+        return _RGB
+    return next((dim.dim_value for dim in _dims(read)[1:2]), 0) or _RGB
 
 
 def _dims(model: ExternalWeightsModel) -> Sequence[TensorShapeProto.Dimension]:

@@ -6,17 +6,19 @@ through a driver (`serfer verify`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from serfer.core.errors import ModelError, WrongAnswerError
-from serfer.core.exactness import TOLERANCE, Difference, difference, finite_share
+from serfer.core.exactness import TOLERANCE, Difference, difference, finite_share, runtime_noise
 from serfer.core.plan import IMAGE, OutputTensor, Plan
 from serfer.core.plan.answers import Answer, as_answer, joined, shaped
 from serfer.splitter.network.graph import Graph
-from serfer.splitter.network.onnx_models import session_of
+from serfer.splitter.network.onnx_models import plain_options, session_of
+from serfer.splitter.network.reductions import of_probabilities
 from serfer.splitter.network.source import Array, Run, Source
 from serfer.splitter.network.unsupported import CannotSplitError
 from serfer.splitter.plan_dir.emit import in_one_piece, input_name, output_name
@@ -25,6 +27,10 @@ _Tensors = dict[tuple[int, int], Array]
 _NOT_FINITE = (
     "{values} values of the network's answers to the example and to random images are NaN or infinite, and so are the "
     "plan's: queries with such answers fail (look at its weights, or at what its images should hold)"
+)
+_NEARLY_CONSTANT = (
+    "the network answers the example and random images nearly alike: the check allowed what ONNX Runtime's own "
+    "rounding makes of them, which says little; look at `serfer verify` on your images"
 )
 
 
@@ -49,15 +55,16 @@ def run_tiles(plan: Plan, directory: Path, batch: Array) -> Answer:
     return as_answer(shaped(plan.output_tensors, values))
 
 
-def whole_runner(model: Graph | Path, tensors: Sequence[OutputTensor] = ()) -> Run:
+def whole_runner(model: Graph | Path, tensors: Sequence[OutputTensor] = (), *, optimized: bool = True) -> Run:
     """Return the whole network as a function of a batch: a graph, or a plan's unsplit.onnx with outputs `tensors`.
 
-    They may be left out for a network that classifies.
+    They may be left out for a network that classifies. Where it is not `optimized`, other kernels compute it.
     """
+    options = plain_options(optimized=optimized)
     if isinstance(model, Path):
-        session = session_of(model)
+        session = session_of(model, options)
     else:
-        session, tensors = session_of(in_one_piece(model).model({})), model.output_tensors
+        session, tensors = session_of(in_one_piece(model).model({}), options), model.output_tensors
 
     def run(batch: Array) -> Answer:
         results: list[Array] = session.run(None, {input_name(0): batch})
@@ -66,33 +73,50 @@ def whole_runner(model: Graph | Path, tensors: Sequence[OutputTensor] = ()) -> R
     return run
 
 
-def check_exact(plan: Plan, directory: Path, source: Source, batch: Array, rounding: float = 0.0) -> str:
+def noise_of(runner: Callable[..., Run], graph: Graph, batch: Array) -> tuple[float, ...]:
+    """Return what rounding may alter in each output of a graph, which a `whole_runner` runs.
+
+    Of a network that itself rounds nothing is said: its steps are larger.
+    """
+    if graph.rounding:
+        return ()
+    whole, again = (runner(optimized=way)(batch) for way in (True, False))
+    return runtime_noise(whole, again, batch, of_sigmoids=of_probabilities(graph))
+
+
+def check_exact(plan: Plan, directory: Path, source: Source, batch: Array, graph: Graph) -> str:
     """Compare the plan with the model on `batch`; raises WrongAnswerError where rule 1 does not hold.
 
     A plan that changes the network is compared with what it computes, and so is one of a model that rounds: what it
-    computes may be `rounding` of the range away from the model's own answer. Where answers to `batch` are NaN or
+    computes may be its `graph`'s rounding away from the model's own answer. Where answers to `batch` are NaN or
     infinite, images without negative values are taken if they have more finite ones. Returns what to warn of: that
-    values are not finite; empty otherwise. Raises ModelError where the model, or a part of it, cannot run on a
-    batch at all, or was read or exported as another network.
+    values are not finite, or nearly constant; empty otherwise. Raises ModelError where the model, or a part of it,
+    cannot run on a batch at all, or was read or exported as another network.
     """
     batch, expected, finite = _most_finite(source, batch)
-    got = _run_parts(plan, directory, batch)
-    if plan.original or rounding:
-        given = plan.original[0] if plan.original else plan.unsplit
-        _check_reading(whole_runner(directory / given.path, plan.outputs), source, expected, batch, rounding)
-        expected = whole_runner(directory / plan.unsplit.path, plan.outputs)(batch)
+    got, noise = _run_parts(plan, directory, batch), tuple[float, ...]()
+    unsplit = given = partial(whole_runner, directory / plan.unsplit.path, plan.outputs)
+    if plan.original:
+        given = partial(whole_runner, directory / plan.original[0].path, plan.outputs)
+    if plan.original or graph.rounding:
+        _check_reading(given, graph, source, expected, batch)
+        expected = unsplit()(batch)
     deviation = difference(got, expected)
     if not deviation.exact:
-        if not plan.original and not rounding:
-            run = whole_runner(directory / plan.unsplit.path, plan.outputs)
-            _check_reading(run, source, expected, batch, rounding)
+        noise = noise_of(unsplit, graph, batch)
+        deviation = difference(got, expected, noise)
+    if not deviation.exact:
+        if not plan.original and not graph.rounding:
+            _check_reading(unsplit, graph, source, expected, batch)
         if finite < 1:
             raise CannotSplitError("its answers to random images are NaN or infinite, elsewhere when it is split")
         raise WrongAnswerError(
             f"the split network differs from the unsplit one by {deviation.error:.2g} of its range (at most "
             f"{TOLERANCE:g} is allowed), or in its first class; nothing was written: split --whole runs it as it is"
         )
-    return "" if finite == 1 else _NOT_FINITE.format(values="some" if finite else "all")
+    if finite < 1:
+        return _NOT_FINITE.format(values="some" if finite else "all")
+    return _NEARLY_CONSTANT if noise else ""
 
 
 def _most_finite(source: Source, batch: Array) -> tuple[Array, Answer, float]:
@@ -140,10 +164,12 @@ def _plainly(failure: Exception) -> str:
     return f"{type(failure).__name__}: {str(failure).partition(chr(10))[0]}"
 
 
-def _check_reading(run: Run, source: Source, expected: Answer, batch: Array, rounding: float) -> None:
+def _check_reading(runner: Callable[..., Run], graph: Graph, source: Source, expected: Answer, batch: Array) -> None:
     """Raise ModelError where the network as it was read, which is not split, differs from the model itself."""
-    deviation = difference(run(batch), expected)
-    if _agrees(deviation, rounding):
+    run, rounding = runner(), graph.rounding
+    answer = run(batch)
+    deviation = difference(answer, expected)
+    if _agrees(deviation, rounding) or difference(answer, expected, noise_of(runner, graph, batch)).exact:
         return
     if not difference(source.run(batch), expected).exact:
         raise ModelError("the model answers the same images differently each time: an operator is random")

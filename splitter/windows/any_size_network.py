@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from math import ceil, lcm
 
 import numpy as np
@@ -15,7 +14,6 @@ from serfer.core.geometry import Span
 from serfer.core.plan.windows import Ending, at_least
 from serfer.splitter.network.graph import COL_AXIS, ROW_AXIS, Graph, needed_for
 from serfer.splitter.network.interpolation import made_size, scale_of
-from serfer.splitter.network.size_guards import SizeGuards
 from serfer.splitter.network.unsupported import CannotSplitError, refuse
 from serfer.splitter.tiling.tiling_rule import extent
 from serfer.splitter.windows.axis_rules import NetworkAxis
@@ -36,6 +34,8 @@ _MOST_REASON = 300
 """Characters of why a network does not take some lengths, as the plan keeps it."""
 _FARTHEST = 4
 """By what factor images may be larger, which show how resizings round some sizes."""
+_FEWER = 16
+"""Of lengths for which it is asked how a module goes, those for which it is asked of a file."""
 _UNKNOWN = -MOST_PIXELS
 ONE_A_SIZE = "what it computes depends on the image's size: give the sizes of your images, --size HEIGHTxWIDTH"
 
@@ -92,23 +92,21 @@ class AnySizeNetwork:
         check_shifts(graph, axis, known)
         return self.on(graph, axis)
 
-    @cached_property
-    def _guards(self) -> SizeGuards | None:
-        sized = self.network.source.sized
-        return sized.of((self.base + self.past,) * 2).guards if sized else None
-
     def _check_way(self, size: tuple[int, int]) -> None:
-        if broken := self._guards and self._guards.broken(size):
-            height, width = size
+        if other := self.network.other_way((self.base + self.past,) * 2, size):
             raise ModelError(
-                f"the network's Python looks at the image's size: {height} x {width} pixels do not meet {broken}; give "
-                "the sizes of your images, --size HEIGHTxWIDTH"
+                f"the network looks at the image's size: {size[0]} x {size[1]} pixels {other}; give the sizes of your "
+                "images, --size HEIGHTxWIDTH"
             )
 
-    def check_ways(self, lengths: Iterable[int]) -> None:
-        """Raise ModelError where images of such lengths, high, wide or square, go another way than large ones."""
-        base = self.base
-        for side in lengths if self._guards else ():
+    def check_ways(self, lengths: Sequence[int]) -> None:
+        """Raise ModelError where images of such lengths, high, wide or square, go another way than large ones.
+
+        How a file's branches go takes longer to say: of these, fewer lengths are asked for.
+        """
+        base, python = self.base, self.network.source.sized
+        branches = self.network.branched((base, base))[1]
+        for side in lengths[:: 1 if python else -_FEWER] if python or branches else ():
             for size in ((side, side), (side, base), (base, side), (2 * side, side), (side, 2 * side)):
                 self._check_way(size)
 

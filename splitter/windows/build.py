@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import lcm
 from pathlib import Path
 from typing import Any
@@ -11,17 +12,17 @@ from typing import Any
 import numpy as np
 
 from serfer.core.errors import ModelError, WrongAnswerError
-from serfer.core.exactness import TOLERANCE, check_finite, difference, same_before_sigmoid
+from serfer.core.exactness import TOLERANCE, check_finite, difference
 from serfer.core.plan import ImageWindows, Plan
 from serfer.core.plan.answers import Answer, as_answer, shaped
 from serfer.core.plan.windows import at_least
 from serfer.images import check_channels
 from serfer.splitter.network.description import Description
 from serfer.splitter.network.graph import Graph
-from serfer.splitter.network.reductions import check_one_to_reduce, of_one_class, of_probabilities
+from serfer.splitter.network.reductions import check_one_to_reduce, of_one_class
 from serfer.splitter.network.size_guards import CHECKED_STEP
-from serfer.splitter.network.source import Array, ImageNotTakenError, Progress, Source, load
-from serfer.splitter.plan_dir.check import whole_runner
+from serfer.splitter.network.source import Array, ImageNotTakenError, Progress, Source, load, noise
+from serfer.splitter.plan_dir.check import noise_of, whole_runner
 from serfer.splitter.plan_dir.output_directory import appearing_whole
 from serfer.splitter.planning.split_options import Budget
 from serfer.splitter.windows.any_size import any_size_tiles
@@ -42,6 +43,10 @@ _AUTO = "auto"
 _OTHERS = 4
 """Windows that are checked besides those of each row and each column."""
 _ROUNDING = frozenset({"Round", "Floor", "Ceil", "Cast", "Sign"})
+_ONE_CLASS = (
+    "the network gives a random image, on which windows were checked, one class everywhere, so that the comparison "
+    "says little: make a plan without --reduce once, which compares scores"
+)
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,7 @@ def build_map_plan(
     large = [(base_size(sizes),) * 2] if isinstance(sizes, AnySize) else sizes
     first = in_strides(large[0]) if description.boxes else large[0]
     small = _small(first)
-    example = _example(channels, small)
+    example = noise(channels, small)
     source, example = _load(model, example, first)
     detector = None
     if is_detector(source, description):
@@ -107,7 +112,9 @@ def build_map_plan(
         cut, choice = made.any_size(sizes, wanted)
     else:
         cut, choice = made.exact(wanted)
-    crops = crops_of(network, cut.windows, example.shape[1])
+    crops, why_none = crops_of(network, cut.windows, example.shape[1])
+    if why_none:
+        made.notes.append(f"maps by this plan are not compared with the network: {why_none}")
     cut = replace(cut, windows=replace(cut.windows, crops=crops.size if crops else None))
     with appearing_whole(place) as directory:
         progress(f"writing {len(cut.tiles)} kinds of windows")
@@ -150,9 +157,8 @@ class _WindowPlanner:
         self.notes.extend(_check(network, self.example))
         for small in dict.fromkeys(_small(size) for size in self.sizes):
             if small != self.small:
-                self.notes.extend(
-                    _check_other(network, network.source.like_images(_example(self.example.shape[1], small)))
-                )
+                image = noise(self.example.shape[1], small)
+                self.notes.extend(_check_other(network, network.source.like_images(image)))
         return cut, choice
 
     def any_size(self, sizes: AnySize, wanted: WindowRequest) -> tuple[WindowTiles, WindowChoice]:
@@ -198,15 +204,11 @@ def _small(size: tuple[int, int]) -> tuple[int, int]:
     return height, width
 
 
-def _example(channels: int, size: tuple[int, int]) -> Array:
-    return np.random.default_rng(0).standard_normal((1, channels, *size), dtype=np.float32)
-
-
 def _check_reading(network: Network, graph: Graph, example: Array) -> Answer:
     """Return the model's own answer; raises ModelError where the network as it was read gives another one."""
     expected = network.source.run(example)
     check_finite(expected, "the model's own answer to a random image")
-    if not _same(graph, whole_runner(graph)(example), expected):
+    if not _same(graph, example, whole_runner(graph)(example), expected):
         steps = [node for node in graph.nodes if node.kind in _ROUNDING or node.output in graph.others]
         where = f": {steps[0].name!r} ({steps[0].kind}) rounds, and a value may lie at a step of it" if steps else ""
         raise ModelError(f"the network as it was read differs from the model itself before any window is cut{where}")
@@ -221,12 +223,12 @@ def _check(network: Network, example: Array) -> list[str]:
     height, width = example.shape[2:]
     graph = network.of_maps((height, width))
     expected = _check_reading(network, graph, example)
-    notes = [_one_class_note("a random image, on which windows were checked,")] if of_one_class(expected) else []
+    notes = [_ONE_CLASS] if of_one_class(expected) else []
     try:
         cut = windows_in_memory(network, (height, width), _SMALL_WINDOW)
     except ModelError:
         return notes
-    _compare(WindowSessions(cut).run(example), cut, (height, width), expected)
+    _compare(WindowSessions(cut).run(example), cut, graph, example, expected)
     return notes
 
 
@@ -240,12 +242,14 @@ def _check_rules(network: Network, cut: WindowTiles, example: Array) -> list[str
     for number in dict.fromkeys((0, len(down.ends) // 2, len(down.ends) - 1, *rounded)):
         high, wide = down.ends[number], across.ends[number % len(across.ends)]
         size = high.least, at_least(wide.least + across.unit, wide.ending, across.unit) or wide.least
-        image = network.source.like_images(_example(example.shape[1], size))
-        expected = _check_reading(network, network.of_maps(size), image)
+        image = network.source.like_images(noise(example.shape[1], size))
+        graph = network.of_maps(size)
+        expected = _check_reading(network, graph, image)
         if of_one_class(expected):
-            notes.append(_one_class_note("a random image, on which windows were checked,"))
+            notes.append(_ONE_CLASS)
         sessions, chosen = WindowSessions(cut), crossing(cut.windows.of(*size))
-        _compare(sessions.map(image, sessions.statistics_of([image]), chosen=chosen), cut, size, expected, chosen)
+        maps = sessions.map(image, sessions.statistics_of([image]), chosen=chosen)
+        _compare(maps, cut, graph, image, expected, chosen)
     return notes
 
 
@@ -272,37 +276,31 @@ def _check_other(network: Network, example: Array) -> list[str]:
 
 
 def _compare(
-    maps: list[Array], cut: WindowTiles, size: tuple[int, int], expected: Answer, chosen: Sequence[int] | None = None
+    maps: list[Array], cut: WindowTiles, graph: Graph, image: Array, expected: Answer, chosen: Sequence[int] = ()
 ) -> None:
+    height, width = image.shape[2:]
     tensors = [  # a tile may be of an image of another size
         replace(tensor, dims=(*tensor.dims[:-2], *made.shape[2:]))
         for tensor, made in zip(cut.tiles[0].graph.output_tensors, maps, strict=True)
     ]
     outputs = shaped(tensors, maps)
-    if chosen is not None:
+    if chosen:
         known: dict[str, Any] = expected if len(outputs) > 1 else dict.fromkeys(outputs, expected)
         for number, (name, values) in enumerate(outputs.items()):
-            view, computed = cut.windows.of(*size).of_output(number), np.zeros(values.shape[-2:], bool)
+            view, computed = cut.windows.of(height, width).of_output(number), np.zeros(values.shape[-2:], bool)
             for window in chosen:
                 computed[view[window].written.slices] = True
             outputs[name] = np.where(computed, values, np.asarray(known[name]))
     got = as_answer(outputs)
-    if not _same(cut.tiles[0].graph, got, expected):
-        deviation, (height, width) = difference(got, expected), size
+    if not _same(graph, image, got, expected):
+        deviation = difference(got, expected)
         raise WrongAnswerError(
             f"windows of {height} x {width} pixels differ from the network on the whole image by {deviation.error:.2g} "
             f"of its range (at most {TOLERANCE:g} is allowed), or in their first class; nothing was written"
         )
 
 
-def _same(graph: Graph, got: Answer, expected: Answer) -> bool:
-    """Return whether an answer is the model's, or differs by what rounding before its last sigmoid makes of it."""
-    found = difference(got, expected)
-    return found.exact or (found.same_top and of_probabilities(graph) and same_before_sigmoid(got, expected))
-
-
-def _one_class_note(image: str) -> str:
-    return (
-        f"the network gives {image} one class everywhere, so that the comparison says little: make a plan without "
-        "--reduce once, which compares scores"
-    )
+def _same(graph: Graph, image: Array, got: Answer, expected: Answer) -> bool:
+    """Return whether an answer is the model's, or differs by what rounding makes of it."""
+    runner = partial(whole_runner, graph)
+    return difference(got, expected).exact or difference(got, expected, noise_of(runner, graph, image)).exact

@@ -13,13 +13,13 @@ from math import lcm
 import numpy as np
 
 from serfer.core.errors import ModelError
-from serfer.core.exactness import difference
+from serfer.core.exactness import TOLERANCE, difference
 from serfer.core.geometry import Rect, Span
 from serfer.core.plan import AxisRule, AxisWindows, Windows
 from serfer.core.plan.crops import CropAxis
 from serfer.core.plan.windows import at_least
 from serfer.core.units import MIB
-from serfer.splitter.network.graph import Graph
+from serfer.splitter.network.graph import Graph, Node
 from serfer.splitter.network.onnx_models import naming_failure, session_of
 from serfer.splitter.network.size_guards import CHECKED_STEP
 from serfer.splitter.network.source import Array
@@ -28,6 +28,7 @@ from serfer.splitter.tiling.regions import whole_regions
 from serfer.splitter.windows.memory import peak_bytes
 from serfer.splitter.windows.network_at_sizes import Network
 from serfer.splitter.windows.owned_elements import with_skipped
+from serfer.splitter.windows.same_windows import BY_PLACE
 
 SIDE = 128
 """Pixels of a part that are compared, along an axis, where it ends nowhere with the image."""
@@ -44,32 +45,54 @@ class Crops:
     graph: Graph
 
 
-def crops_of(network: Network, windows: Windows, channels: int) -> Crops | None:
+def crops_of(network: Network, windows: Windows, channels: int) -> tuple[Crops | None, str]:
     """Return the parts that results are compared on; None where a part does not tell what the whole image's result is.
 
     So it is where the network does not take images of a part's size, where it is too large, and where what a pixel
-    becomes depends on where in the image it is.
+    becomes depends on where in the image it is; or on the image's size, of which a sentence says how.
     """
     if windows.positioned:
-        return None
+        return None, ""
     sides = _Side.of(windows.heights, windows), _Side.of(windows.widths, windows)
     rules = windows.rules.sides[-1] if windows.rules else None
     size = (sides[0].of_rule(rules.rows), sides[1].of_rule(rules.cols)) if rules else (sides[0].length, sides[1].length)
+    image = sides[0].axis.size, sides[1].axis.size
+    others = [(rows.size, cols.size) for rows in windows.heights for cols in windows.widths]
+    if other := next((given for given in others if network.other_way(image, given)), None):
+        of = " and ".join(f"{height} x {width}" for height, width in (image, other))
+        return (
+            None,
+            f"images of {of} pixels go other ways through the network: make a plan for each, --size HEIGHTxWIDTH",
+        )
+    whole, network = network, network.going_as(image)
 
-    def at(height: int, width: int) -> Graph:
-        graph = network.checked((height, width)) if windows.statistics else network.of_maps((height, width))
+    def at(of: Network, size: Size) -> Graph:
+        graph = of.checked(size) if windows.statistics else of.of_maps(size)
         return graph.once(with_skipped) if windows.rules else graph
 
     try:
-        crops = Crops(size, at(*size))
-        larger = at(*(side.larger(length) for side, length in zip(sides, size, strict=True)))
-        graphs = crops.graph, larger
+        crops = Crops(size, at(network, size))
+        larger = at(network, (sides[0].larger(size[0]), sides[1].larger(size[1])))
+        if node := _sized(crops.graph, at(whole, image)):
+            return None, f"what {node.name!r} ({node.kind}) computes with depends on the image's size"
         small = all(
-            peak_bytes(crop_graph, whole_regions(crop_graph, crop_graph.nodes)) <= _MOST_BYTES for crop_graph in graphs
+            peak_bytes(graph, whole_regions(graph, graph.nodes)) <= _MOST_BYTES for graph in (crops.graph, larger)
         )
-        return crops if small and _tells(network, crops, larger, sides, windows, channels) else None
+        return (crops if small and _tells(network, crops, larger, sides, windows, channels) else None), ""
     except ModelError:
-        return None
+        return None, ""
+
+
+def _sized(part: Graph, image: Graph) -> Node | None:
+    """Return an operator that computes with other numbers, but as many, on a part than on the image."""
+    for node in part.nodes:
+        for name in part.constants(node) if node.kind not in BY_PLACE else ():
+            one, other = part.weights[name], image.weights.get(name)
+            if one.dtype != np.float32 or other is None or one.shape != other.shape or one is other:
+                continue
+            if not np.allclose(one, other, rtol=TOLERANCE, atol=0):
+                return node
+    return None
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from serfer.core.plan.layout import DECODER
 from serfer.splitter.network.description import Description
 from serfer.splitter.network.detection_heads import NOT_TURNED, ORIENTED, BoxOptions
 from serfer.splitter.network.detector_heads import DetectorParts, detector_parts, trunk_of
-from serfer.splitter.network.source import Array, Source
+from serfer.splitter.network.source import Array, Source, noise
 from serfer.splitter.plan_dir.functions import artefact
 
 _FRAME = 640
@@ -159,4 +159,4 @@ def _check(decoder: FrameDecoder, maps: Answer, expected: NDArray[Any]) -> None:
 def example_of(detector: Detector, channels: int, size: _Size, least: int) -> Array:
     """Return a small image on which windows of the trunk are checked, a multiple of the strides."""
     small = detector.padded((min(least, size[0]), min(least, size[1])))
-    return np.random.default_rng(0).standard_normal((1, channels, *small), dtype=np.float32)
+    return noise(channels, small)

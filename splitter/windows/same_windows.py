@@ -26,7 +26,7 @@ _ROUNDING = 1e-3
 _ROW_ROUNDING = 2.0**-22
 """The same for each row, where there are so many that it is more: four units in the last place of float32."""
 _BY_POSITION = "what it computes depends on where in the image it is"
-_BY_PLACE = frozenset({"Gather", "MatMul", "Resize"})
+BY_PLACE = frozenset({"Gather", "MatMul", "Resize"})
 """Operators that may have a constant for each row or column."""
 
 
@@ -39,7 +39,7 @@ def check_alike(graph: Graph, spans: AxisSpans, windows: AxisWindows, across: Ax
     by_kind: dict[int, list[int]] = {}
     for number, window in enumerate(windows.windows):
         by_kind.setdefault(window.kind, []).append(number)
-    by_place = [node for node in graph.nodes if node.kind in _BY_PLACE]
+    by_place = [node for node in graph.nodes if node.kind in BY_PLACE]
     for numbers in by_kind.values():
         regions = {number: _regions(spans, number, across, rows=rows) for number in numbers}
         for node in by_place:  # before the rest: what reads a part of a tensor is not blamed for the part

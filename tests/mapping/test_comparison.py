@@ -7,6 +7,7 @@ import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from onnx import helper
 
 import serfer as package
 from serfer.core.geometry import Span
@@ -15,9 +16,10 @@ from serfer.core.plan.crops import CropAxis
 from serfer.core.plan.windows import ImageWindows
 from serfer.mapping import image_job
 from serfer.mapping.comparison import places_of
+from serfer.mapping.passes import ImagePasses
 from serfer.mapping.results import RasterTarget
 from serfer.plan_directory import file_sha256, load_plan, write_plan
-from tests.mapping.networks import Network
+from tests.mapping.networks import Network, run
 from tests.mapping.plans import HEIGHT, WIDTH, WINDOW, assert_equal, axis, expected, make_map_plan, map_command, read
 from tests.raster.files import pixels, write
 from tests.support.onnx_graph import Graph
@@ -88,6 +90,37 @@ def classes(folder, weights):
     path = graph.save(folder / "classes.onnx", {"map": 4})
     package.map_plan(path, [SIZE], folder / "classes", window=64, reduce="argmax")
     return folder / "classes"
+
+
+@pytest.fixture(scope="module")
+def faint(folder, weights):
+    """A plan of probabilities that are 2e-5, to a hundredth of that: rounding is a tenth of their range."""
+    graph = Graph()
+    values = graph.op("Mul", graph.op("Conv", "image", graph.constant(weights), pads=[1] * 4), 1e-4)
+    path = graph.save(folder / "faint.onnx", {graph.op("Sigmoid", graph.op("Sub", values, 11.0), output="map"): 4})
+    package.map_plan(path, [SIZE], folder / "faint", window=64)
+    return folder / "faint"
+
+
+def branching(folder, weights, more_than):
+    """Write a network with an If, and another one in that: it clips images of more pixels, and scales others."""
+    graph = Graph()
+    first = graph.op("Conv", "image", graph.constant(weights), pads=[1] * 4)
+    size = graph.op("ReduceProd", graph.op("Shape", "image", start=2), keepdims=0)
+    yes, clipped, scaled = Graph(), Graph(), Graph()
+    clipped.op("Relu", first, output="clipped")
+    scaled.op("Sigmoid", first, output="scaled")
+    inner = [
+        helper.make_graph(net.nodes, name, [], [onnx.ValueInfoProto(name=name)])
+        for net, name in ((clipped, "clipped"), (scaled, "scaled"))
+    ]
+    many = graph.op("Greater", size, np.array(more_than))
+    yes.op("If", many, output="yes", then_branch=inner[0], else_branch=inner[1])
+    no = helper.make_graph([helper.make_node("Neg", [first], ["no"])], "no", [], [onnx.ValueInfoProto(name="no")])
+    outer = helper.make_graph(yes.nodes, "yes", [], [onnx.ValueInfoProto(name="yes")])
+    last = graph.op("If", graph.op("Greater", size, np.array(more_than - 1)), then_branch=outer, else_branch=no)
+    graph.op("Conv", last, graph.normal(2, 4, 3, 3), output="map", pads=[1] * 4)
+    return graph.save(folder / "branching.onnx", {"map": 2})
 
 
 @pytest.fixture
@@ -183,6 +216,67 @@ def test_another_class_is_wrong_unless_its_score_is_as_large(map_of, classes, al
     monkeypatch.undo()
     altered(4, lambda values: np.where(values == 0, 2, values).astype(values.dtype))
     map_of(classes, "--overwrite").ends(1, "pixels have another class), most so in window 4")
+
+
+STEP = 6e-8
+"""Of float32 below 1, from which ONNX Runtime's sigmoid takes what is left."""
+
+
+@pytest.mark.exact
+@pytest.mark.parametrize(("far", "code"), [(2 * STEP, 0), (100 * STEP, 1)])
+def test_rounding_of_a_map_that_is_nearly_constant_is_no_difference(map_of, faint, altered, far, code):
+    altered(4, lambda values: values + np.float32(far))
+    done = map_of(faint)
+    assert done.code == code, done.err
+
+
+@pytest.mark.exact
+@pytest.mark.parametrize(
+    ("number", "fault"),
+    [
+        (0, lambda values: values + np.float32(1e-3) * np.ptp(values)),
+        (5, lambda values: np.roll(values, 1, axis=-2)),
+        (3, lambda values: np.concatenate([values[..., :-1], values[..., -1:] * np.float32(0.9)], axis=-1)),
+        (15, lambda values: values[:, ::-1]),
+    ],
+    ids=["a thousandth", "a row further", "a border", "channels"],
+)
+def test_kinds_of_faults_of_windows_are_found(map_of, two_maps, altered, number, fault):
+    altered(number, fault)
+    map_of(two_maps).ends(1, f"most so in window {number}")
+
+
+@pytest.mark.exact
+def test_windows_that_were_given_other_statistics_are_found(map_of, pooled, monkeypatch):
+    own = ImagePasses.statistics
+    monkeypatch.setattr(ImagePasses, "statistics", lambda self: own(self) * np.float32(1.001))
+    map_of(pooled).ends(1, "the result is wrong")
+
+
+@pytest.mark.exact
+@pytest.mark.parametrize("more_than", [SIZE[0] * SIZE[1] - 1, SIZE[0] * SIZE[1], 10**9])
+def test_parts_go_the_way_of_the_image_where_a_file_branches_by_its_size(map_of, tmp_path, weights, more_than):
+    path = branching(tmp_path, weights, more_than)
+    package.map_plan(path, [SIZE], tmp_path / "plan", window=64)
+    found = compared(map_of(tmp_path / "plan"))
+    assert found["parts"] >= 4
+    assert found["error"] < 1e-6
+    image = pixels(*SIZE, dtype="float32")
+    assert_equal(read(tmp_path / "result.tif"), run(path, image[None])[0])
+
+
+def test_images_that_go_several_ways_are_mapped_and_the_plan_says_that_they_are_not_compared(map_of, tmp_path, weights):
+    path = branching(tmp_path, weights, 48_000)
+    words = "210 x 240 and 96 x 240 pixels go other ways through the network: make a plan for each, --size HEIGHTxWIDTH"
+    with pytest.warns(package.PlanWarning, match=words):
+        package.map_plan(path, [SIZE, (96, 240)], tmp_path / "plan", window=64)
+    assert "or on the image's size" in compared(map_of(tmp_path / "plan"))["skipped"]
+
+
+def test_a_branch_by_the_size_has_no_plan_for_any_size(tmp_path, weights):
+    path = branching(tmp_path, weights, 10**9)
+    with pytest.raises(package.ModelError, match="take other branches of an If; give the sizes of your images, --size"):
+        package.map_plan(path, "any", tmp_path / "plan", window=64)
 
 
 @pytest.mark.parametrize(

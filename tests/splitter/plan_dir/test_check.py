@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from serfer.core.errors import WrongAnswerError
+from serfer.core.errors import PlanWarning, WrongAnswerError
+from serfer.core.exactness import difference, runtime_noise
 from serfer.splitter.plan_dir import check
 from serfer.splitter.split import split
 from tests.splitter.models import Net
@@ -30,3 +31,52 @@ def test_network_that_answers_noise_with_rounding_is_compared_on_surfaces(wrong_
             split(path, out=tmp_path / "plan", grids=(2, 2))
         return
     assert len(split(path, out=tmp_path / "plan", grids=(2, 2)).stages[0].tiles) == 4
+
+
+def probabilities(net, x):
+    """Within a hundredth of 2e-5."""
+    return net.op("Sigmoid", net.op("Sub", net.op("Mul", x, np.float32(0.01)), np.float32(11)))
+
+
+def large_and_alike(net, x):
+    return net.op("Add", net.op("Mul", x, np.float32(1e-6)), np.float32(3))
+
+
+def what_is_left(net, x):
+    """The difference of two sums of the same numbers, in another order."""
+    order, weights = net.random.permutation(16), net.floats(4, 16, 3, 3)
+    sums = [
+        net.op("Conv", x, weights, pads=[1] * 4),
+        net.op("Conv", net.op("Gather", x, order, axis=1), weights[:, order], pads=[1] * 4),
+    ]
+    return net.op("Sub", *sums)
+
+
+@pytest.mark.exact
+@pytest.mark.parametrize(
+    ("answer", "rounding", "wrong"),
+    [(probabilities, 1.2e-7, 1e-6), (large_and_alike, 2.4e-7, 1e-5), (what_is_left, 1e-5, 1e-3)],
+)
+def test_rounding_of_answers_that_are_nearly_constant_is_no_difference(answer, rounding, wrong, tmp_path, monkeypatch):
+    net = Net(3, 64, 64, seed=4)
+    x = net.conv(net.op("Relu", net.conv("x", 3, 16, 3)), 16, 16, 3)
+    path = net.save(tmp_path, answer(net, x), dims=("N", 4 if answer is what_is_left else 16, "H", "W"))
+    parts, off = check.run_tiles, [rounding]
+    monkeypatch.setattr(check, "run_tiles", lambda *given: parts(*given) + np.float32(off[0]))
+    with pytest.warns(PlanWarning, match="nearly alike"):
+        split(path, out=tmp_path / "plan", grids=(2, 2))
+    off[0] = wrong
+    with pytest.raises(WrongAnswerError):
+        split(path, out=tmp_path / "wrong", grids=(2, 2))
+
+
+@pytest.mark.exact
+def test_what_another_answer_may_be_has_a_bound_however_far_kernels_are_apart():
+    """Errors that grow in a network are none of rounding, and a class in a hundred may be another one."""
+    whole, images = np.linspace(-1, 1, 200, dtype=np.float32), np.full(3, 2, np.float32)
+    assert runtime_noise(whole, whole, images) == (4 * 2.0**-23,)
+    assert runtime_noise(whole, whole + np.float32(1e-6), images)[0] == pytest.approx(4e-6, rel=0.1)
+    assert runtime_noise(whole, whole * 2, images) == (2 * 2.0**-15,)
+    classes = np.arange(200)
+    assert runtime_noise(classes, classes + 1, images) == (0.01,)
+    assert not difference(classes, np.where(classes < 6, 9, classes), (0.01,)).exact

@@ -165,7 +165,9 @@ def test_a_module_whose_python_looks_at_the_size_is_refused_by_its_condition(tmp
         def forward(self, x):
             return super().forward(functional.avg_pool2d(x, 3, 1, 1) if x.shape[2] > 400 else x)
 
-    with pytest.raises(ModelError, match=r"Python looks at the image's size: \d+ x \d+ pixels do not meet .*height"):
+    with pytest.raises(
+        ModelError, match=r"the network looks at the image's size: \d+ x \d+ pixels do not meet .*height"
+    ):
         serfer.map_plan(Filtering(3, 2, 3, padding=1).eval(), "any", tmp_path / "plan", window=64)
 
 

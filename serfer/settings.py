@@ -52,7 +52,8 @@ NONE = "none"
 _ALIKE = 0.75  # of two names, from which on one may have been meant by the other
 _COLLECTORS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _AWS_ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CA_BUNDLE")
-_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*)|\[?[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*\]?")
+_IPV6 = r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*"
+_HOST = re.compile(rf"([A-Za-z0-9_][A-Za-z0-9_.-]*|\[{_IPV6}\])(:\d{{1,5}})?|{_IPV6}")
 _MOST_BYTES = 4 * 1024 * 1024
 
 
@@ -174,7 +175,8 @@ class Settings(BaseSettings):
     keys_file: Path | None = None
     """The file of API keys (`--keys`); `none` asks for none."""
     allow_hosts: Annotated[tuple[str, ...], NoDecode] = ()
-    """Host names, separated by commas, that requests without API keys may be for, and pages from (`allow_host`)."""
+    """Hosts, separated by commas, that requests without API keys may be for, and pages from, at any port, or that of
+    NAME:PORT (`allow_host`)."""
     open_registry: bool = False
     """Whether a service without API keys lets anyone change its registry's applications (`open_registry`)."""
     route: str = Field(default="serverless", max_length=300)
@@ -288,11 +290,11 @@ class Settings(BaseSettings):
     @field_validator("allow_hosts", mode="before")
     @classmethod
     def _hosts(cls, names: object) -> Sequence[str]:
-        """Take host names with commas between them; refuse URLs and ports, which would never match."""
+        """Take host names with commas between them; refuse URLs, which would never match."""
         hosts = _split(names)
         for name in hosts:
             if not _HOST.fullmatch(name):
-                raise ValueError(f"{name!r} is not a host name or an IP address: give it without scheme and port")
+                raise ValueError(f"{name!r} is not a host name or an IP address: give it without scheme and path")
         return hosts
 
     @field_validator("yield_key")

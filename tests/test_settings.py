@@ -38,7 +38,7 @@ BY_NAME = {
     "state_machine": "arn:aws:states:us-east-1:123456789012:stateMachine:serfer",
     "log_level": "debug",
     "log_format": "json",
-    "allow_hosts": ("photos.example", "[fd00::1]", "10.0.0.5"),
+    "allow_hosts": ("photos.example:8000", "[fd00::1]:80", "fd00::2", "10.0.0.5"),
     "prewarm": "never",
     "cold_plan": "never",
     "local_url": "http://127.0.0.1:9001",
@@ -82,7 +82,7 @@ def test_every_setting_is_a_variable(monkeypatch):
         ("API_RESULT_TTL_S", "0"),
         ("MAX_USD_PER_HOUR", "0"),
         ("ALLOW_HOSTS", "https://photos.example"),
-        ("ALLOW_HOSTS", "photos.example:8000"),
+        ("ALLOW_HOSTS", "photos.example:x"),
         ("ALLOW_HOSTS", "photos.example,"),
     ],
 )

@@ -65,7 +65,7 @@ def serve_balanced(
     as_json: bool,
 ) -> None:
     choices, applications = opening.choices, opening.applications
-    hosts = [*settings.allow_hosts, *({address.host.partition("%")[0]} - _LOOPBACK)]  # drivers listen at loopback alone
+    hosts = _hosts(address, settings)
     options = [f"--workers={choices.workers}", *_passed_on(context), *as_plans(models)]
     options += [f"--set=allow_hosts={','.join(hosts)}"] if hosts else []
     lines = _Lines()
@@ -107,6 +107,13 @@ def serve_balanced(
             await _run(stack, address, settings, progress, tell)
 
         run(serve())
+
+
+def _hosts(address: Address, settings: Settings) -> list[str]:
+    """Return the hosts that drivers answer to besides loopback, where they listen; pages are of the balancer's port."""
+    name = address.host.partition("%")[0]
+    shown = f"[{name}]" if ":" in name else name
+    return [*settings.allow_hosts, *([] if name in _LOOPBACK else [f"{shown}:{address.port}"])]
 
 
 def _passed_on(context: typer.Context) -> Iterator[str]:

@@ -4,6 +4,7 @@ import pytest
 
 from serfer.api.app import make_app
 from serfer.api.entrypoints.serving import Address
+from serfer.cli.balanced import _hosts
 from serfer.settings import Settings
 from tests.support.served import PNG, Observed, asking, png, service_of
 
@@ -108,6 +109,18 @@ def test_a_loopback_name_that_is_allowed_may_ask_from_any_port(opened):
     with client(opened, "127.0.0.1", allow_hosts=("localhost",)) as http:
         headers = {"Host": "127.0.0.1:8000", "Origin": "http://localhost:3000"}
         assert http.post("/v1/classify", files={"image": png()}, headers=headers).status_code == 200
+
+
+@pytest.mark.who_may
+@pytest.mark.parametrize("name", ["10.0.0.5", "[fd00::1]", "photos.example"])
+@pytest.mark.parametrize(("port", "status"), [(8000, 200), (3000, 403), (80, 403)])
+def test_a_page_of_a_host_behind_the_balancer_is_of_its_port(opened, name, port, status):
+    hosts = _hosts(Address(name.strip("[]"), 8000), Settings(allow_hosts=("other.example",)))
+    with client(opened, "127.0.0.1", *hosts, allow_hosts=hosts) as http:
+        for headers in ({"Host": f"{name}:8000"}, {"Host": "localhost:8000"}):
+            for page, expected in ((name, status), ("other.example", 200)):
+                origin = {"Origin": f"http://{page}:{port}"}
+                assert http.get("/v1/models", headers={**headers, **origin}).status_code == expected
 
 
 @pytest.mark.who_may

@@ -28,12 +28,12 @@ class HostCheck:
     """A middleware that refuses with Problem 403 requests for other hosts, and of pages of other sites.
 
     Requests may be for `hosts`, host names and IP addresses, where 0.0.0.0 or :: stand for any IP address, and for this
-    machine's own; pages are of the place that the request is for, or of `origins`, host names.
+    machine's own; pages are of the place that the request is for, or of `origins`, at any port or the one with a name.
     """
 
     def __init__(self, app: ASGIApp, hosts: Iterable[str], origins: Iterable[str]) -> None:
         self._app = app
-        self._hosts, self._origins = {*map(_plain, hosts), "localhost"}, {*map(_plain, origins)}
+        self._hosts, self._origins = {*(_entry(host)[0] for host in hosts), "localhost"}, {*map(_entry, origins)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in _EXEMPT:
@@ -53,7 +53,7 @@ class HostCheck:
         for origin in origins:
             place, scheme = _place(origin), origin.partition("//")[0]  # a proxy may have taken TLS off
             own = [_place(f"{scheme}//{host}") for host in hosts]
-            if not place[0] or (place[0] not in self._origins and place not in own):
+            if not place[0] or {place, (place[0], None)}.isdisjoint({*self._origins, *own}):
                 raise _refusal("Origin", origin, "where this service's own page is, port included")
 
 
@@ -68,6 +68,13 @@ def _parsed(url: str) -> tuple[str, int | None]:
         return _plain(parts.hostname or ""), parts.port or _PORTS.get(parts.scheme)
     except ValueError:
         return "", None
+
+
+def _entry(text: str) -> tuple[str, int | None]:
+    """Return name and port of NAME or NAME:PORT, where an IPv6 address with a port has brackets."""
+    name, _, port = text.rpartition(":")
+    has_port = port.isdecimal() and (":" not in name or name.endswith("]"))
+    return (_plain(name), int(port)) if has_port else (_plain(text), None)
 
 
 def _plain(host: str) -> str:

@@ -32,8 +32,8 @@ class ServiceOptions(RegistryOptions, JsonOptions):
     allow_host: tuple[str, ...] = option(
         (),
         "Without keys: a host name or address that requests may come for, besides this machine's own and --host, and "
-        "pages from, besides the service's own; may be repeated.",
-        metavar="NAME",
+        "pages from, at any port or at PORT alone, besides the service's own; may be repeated.",
+        metavar="NAME[:PORT]",
         setting="allow_hosts",
     )
     log_level: Literal["debug", "info", "warning", "error"] = option(

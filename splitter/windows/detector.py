@@ -65,8 +65,8 @@ def in_strides(size: _Size) -> _Size:
 
 def is_detector(source: Source, description: Description) -> bool:
     """Whether boxes were asked for, or a file's metadata say that it is a detector."""
-    if description.boxes and source.origin == ORIENTED:
-        raise ModelError(f"{NOT_TURNED}: leave --output boxes out")
+    if source.origin == ORIENTED and (description.boxes or description.reduction is None):
+        raise ModelError(f"{NOT_TURNED}, so an oriented detector has no map: ask it for single images (serfer run)")
     return description.boxes is not None or (source.detects and description.reduction is None)
 
 

@@ -322,6 +322,20 @@ def test_oriented_detector_is_refused_as_boxes_in_every_command(serfer_here, fil
             assert serfer.whole_plan(file, out=tmp_path / "plan").detection is None
 
 
+@pytest.mark.parametrize("command", ["map --network", "map-plan --size any"])
+@pytest.mark.parametrize("sides", [("H", "W"), (SIZE, SIZE)], ids=["any size", "one size"])
+def test_oriented_detector_has_no_map_because_of_its_boxes(serfer_here, file, examples, tmp_path, command, sides):
+    model = onnx.load(file)
+    onnx.helper.set_model_props(model, {"stride": "32", "task": "obb", "names": str(dict(enumerate(CLASSES)))})
+    for dim, side in zip(model.graph.input[0].type.tensor_type.shape.dim[2:], sides, strict=True):
+        dim.Clear()
+        setattr(dim, "dim_param" if isinstance(side, str) else "dim_value", side)
+    onnx.save(model, file)
+    images = [examples / "rocket.jpg"] if command.startswith("map ") else []
+    told = serfer_here(*command.split(), file, *images, "--out", tmp_path / "out")
+    assert (told.code, "task obb" in told.err.splitlines()[-1]) == (3, True)
+
+
 def test_split_names_the_input_and_outputs_that_may_be_boxes_and_are_not_read_as_such(serfer_here, file, tmp_path):
     def lines(*output):
         told = serfer_here("split", file, "--whole", "--out", tmp_path / "plan", *output)

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from serfer.api.auth.keys import (
     Client,
     KeyRing,
+    Quota,
     Scope,
     add_key,
     authorise,
@@ -25,7 +26,6 @@ from serfer.api.auth.keys import (
 from serfer.api.http.problems import Problem
 from serfer.cli.keys import app
 from serfer.core.errors import InputError, UsageError
-from serfer.core.quota import Quota
 from tests.support.hand_clock import Clock
 
 

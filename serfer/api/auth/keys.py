@@ -35,7 +35,6 @@ from starlette.requests import Request
 
 from serfer.api.http.problems import Problem
 from serfer.core.errors import InputError, UsageError
-from serfer.core.quota import ROUNDING_S, Quota
 from serfer.files import locked, write_whole
 
 _log = logging.getLogger(__name__)
@@ -46,6 +45,7 @@ _MOST_BYTES = 1024 * 1024
 _MOST_KEYS = 1000
 _LOOK_S = 1.0  # between two looks at the file
 _PRIVATE = 0o600
+_ROUNDING_S = 1e-6  # rounding must not refuse a request that waited as long as it was told to
 _MOST_APPLICATIONS = 200
 _PerMinute = Annotated[int, Field(gt=0, le=1_000_000)]
 _Application = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
@@ -62,6 +62,29 @@ class Scope(StrEnum):
     """Retire network versions and delete applications."""
     OPERATE = "operate"
     """Load and unload an instance's networks, and set how they are batched."""
+
+
+@dataclass
+class Quota:
+    """A bucket of `burst` requests that fills steadily, with `per_minute` a minute; `clock` is in seconds.
+
+    `full_at` is when it will be full again if nothing is taken out.
+    """
+
+    per_minute: int
+    burst: int
+    clock: Callable[[], float]
+    full_at: float = float("-inf")
+
+    def take(self, now: float) -> float:
+        """Take one request out and return 0.0, or take none and return the seconds until there will be one."""
+        interval_s = 60 / self.per_minute
+        full_at = max(self.full_at, now) + interval_s
+        wait = full_at - now - self.burst * interval_s
+        if wait > _ROUNDING_S:
+            return wait
+        self.full_at = full_at
+        return 0.0
 
 
 @dataclass(frozen=True)
@@ -86,7 +109,7 @@ def _count(quota: Quota, what: str = "") -> None:
             429,
             f"the API key's quota of {quota.per_minute} requests a minute{what} is used up",
             slug="quota",
-            headers={"Retry-After": str(ceil(wait - ROUNDING_S))},
+            headers={"Retry-After": str(ceil(wait - _ROUNDING_S))},
         )
 
 

@@ -15,14 +15,15 @@ from serfer.api.observability.logs import configure_logs, write
 from serfer.core.errors import SerferError
 from serfer.settings import unknown_settings
 
-_PORTS = range(65536)
 _GARBAGE = 2_000  # objects
 
 
 def make_parser(module: str, description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
     parser.add_argument("--host", default="0.0.0.0", help="the address to listen at")  # noqa: S104 - balancers ask
-    parser.add_argument("--port", type=int, default=8000, choices=_PORTS, metavar="PORT", help="0 is any free one")
+    parser.add_argument(
+        "--port", type=int, default=8000, choices=range(65536), metavar="PORT", help="0 is any free one"
+    )
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     return parser
 

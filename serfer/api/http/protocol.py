@@ -29,7 +29,6 @@ from uvicorn.server import ServerState
 
 from serfer.api.http.problems import MEDIA_TYPE
 from serfer.api.requests import network_of
-from serfer.turns import Turns
 
 MOST_HEADERS = 100
 MOST_HEAD = 16 * 1024  # bytes, where uvicorn's configuration says nothing (h11_max_incomplete_event_size)
@@ -133,11 +132,33 @@ def _origin_form(request: h11.Request) -> h11.Request:
 
 
 class _Client:
-    """The connections of one address, and the turns of its requests that came before earlier ones were answered."""
+    """The connections of one address.
+
+    Requests that came before earlier ones were answered run in the order in which they came, `_PIPELINED` at once.
+    """
 
     def __init__(self) -> None:
         self.connections: set[LimitedProtocol] = set()
-        self.turns = Turns[LimitedProtocol](_PIPELINED, lambda chosen: chosen.loop.call_soon(chosen.go_on))
+        self._waiting: dict[LimitedProtocol, None] = {}
+        self._running: set[LimitedProtocol] = set()
+
+    def wait(self, connection: LimitedProtocol) -> None:
+        """Have a connection go on with its next request when its turn comes."""
+        self._waiting[connection] = None
+        self._admit()
+
+    def end(self, connection: LimitedProtocol) -> None:
+        """Let others run instead of a connection that has answered, or no longer wants to."""
+        self._waiting.pop(connection, None)
+        self._running.discard(connection)
+        self._admit()
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._running) < _PIPELINED:
+            connection = next(iter(self._waiting))
+            del self._waiting[connection]
+            self._running.add(connection)
+            connection.loop.call_soon(connection.go_on)
 
     def is_full(self, most: int) -> bool:
         if len(self.connections) >= most:  # but for a trusted balancer's, on which it has named another client
@@ -217,19 +238,19 @@ class LimitedProtocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         """Go on with the next request, at once only where the client waited for this answer, and has taken it."""
-        self._shared.turns.end(self)
+        self._shared.end(self)
         self._held = self.flow.write_paused and not self.transport.is_closing()
         if self._held:
             self.flow.pause_reading()
         elif self.conn.trailing_data[0] and self.conn.their_state is h11.DONE:
-            self._shared.turns.wait(self)
+            self._shared.wait(self)
         else:
             self.go_on()
 
     def go_on(self) -> None:
         super().on_response_complete()
         if self.conn.their_state is h11.IDLE:
-            self._shared.turns.end(self)  # its next request is not whole
+            self._shared.end(self)  # its next request is not whole
         if self._ended and self.conn.their_state in _INCOMPLETE:
             self.transport.close()
         self._watch()
@@ -250,7 +271,7 @@ class LimitedProtocol(H11Protocol):
         self._held = False
         super().connection_lost(exc)
         self._shared.connections.discard(self)
-        self._shared.turns.end(self)
+        self._shared.end(self)
         if not self._shared.connections and self.clients.get(self._network) is self._shared:
             del self.clients[self._network]
 
@@ -283,7 +304,6 @@ class LimitedProtocol(H11Protocol):
     def _stop_reading(self) -> None:
         if self._reading is not None:
             self._reading.cancel()
-            self._reading = None
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

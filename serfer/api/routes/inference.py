@@ -123,7 +123,7 @@ def protocol_health_router(service: Service) -> APIRouter:
     async def ready(response: Response) -> ServerReady:
         """Return whether queries can be answered: 200, or 503."""
         is_ready = await service.ready()
-        response.status_code = _status(ready=is_ready)
+        response.status_code = 200 if is_ready else 503
         return ServerReady(live=True, ready=is_ready)
 
     return router
@@ -158,7 +158,7 @@ def inference_router(routes: Inferring) -> APIRouter:
         is_ready = await service.ready()
         if service.repository:
             is_ready = is_ready and not service.repository.states()[name].failure
-        response.status_code = _status(ready=is_ready)
+        response.status_code = 200 if is_ready else 503
         return ModelReady(name=name, ready=is_ready)
 
     for at in _MODELS:
@@ -210,20 +210,10 @@ def infer_router(routes: Inferring, guards: Sequence[Any]) -> APIRouter:
     return router
 
 
-def _model(request: Request, service: Service) -> str:
-    name = service.name(request.path_params["model"])
-    _check_version(request, name)
-    return name
-
-
 def _check_version(request: Request, name: str) -> None:
     version = request.path_params.get("version", VERSION)
     if version != VERSION:
         raise Problem(404, f"{name[:80]} has no version {version[:40]!r}: there is {VERSION!r}")
-
-
-def _status(*, ready: bool) -> int:
-    return 200 if ready else 503
 
 
 @dataclass(frozen=True)
@@ -256,7 +246,8 @@ async def _find(request: Request, service: Service) -> _Destination:
     called, applications = request.path_params["model"], service.applications
     application, _, network = called.partition(":")
     if applications is None or called in service.models or application not in applications.names:
-        name = _model(request, service)
+        name = service.name(called)
+        _check_version(request, name)
         return _Destination(name, service.pipelines[name].plan)
     _check_version(request, called)
     try:

@@ -16,6 +16,7 @@ from serfer.core.errors import ModelError, WrongAnswerError
 from serfer.core.exactness import TOLERANCE, Difference, difference, finite_share, runtime_noise
 from serfer.core.plan import IMAGE, OutputTensor, Plan
 from serfer.core.plan.answers import Answer, as_answer, joined, shaped
+from serfer.plug_ins import in_one_line
 from serfer.splitter.network.graph import Graph
 from serfer.splitter.network.onnx_models import plain_options, session_of
 from serfer.splitter.network.reductions import of_probabilities
@@ -141,7 +142,7 @@ def _run_model(source: Source, batch: Array) -> Answer:
         raise  # names the reason itself
     except Exception as failure:  # the user's own code may raise anything; on one image it ran
         raise CannotSplitError(
-            f"the model does not run on a batch of {len(batch)} images: {_plainly(failure)}"
+            f"the model does not run on a batch of {len(batch)} images: {in_one_line(failure)}"
         ) from failure
 
 
@@ -153,15 +154,11 @@ def _run_parts(plan: Plan, directory: Path, batch: Array) -> Answer:
             run_tiles(plan, directory, batch[:1])
         except Exception as other:
             raise CannotSplitError(
-                f"a part of the split network does not run in ONNX Runtime: {_plainly(other)}"
+                f"a part of the split network does not run in ONNX Runtime: {in_one_line(other)}"
             ) from other
         raise CannotSplitError(
-            f"the network does not run on a batch of {len(batch)} images, though on one: {_plainly(failure)}"
+            f"the network does not run on a batch of {len(batch)} images, though on one: {in_one_line(failure)}"
         ) from failure
-
-
-def _plainly(failure: Exception) -> str:
-    return f"{type(failure).__name__}: {str(failure).partition(chr(10))[0]}"
 
 
 def _check_reading(runner: Callable[..., Run], graph: Graph, source: Source, expected: Answer, batch: Array) -> None:

@@ -117,7 +117,7 @@ def tile_graph(
     names |= {name: output_name(number) for number, name in enumerate(targets)}
     taken = {new: f"{new}.inner" for new in names.values()}  # other tensors with one of these names are renamed
     return TileGraph(
-        nodes=tuple(_renamed(node, {**taken, **names}) for node in builder.nodes),
+        nodes=tuple(renamed(node, {**taken, **names}) for node in builder.nodes),
         weights={taken.get(name, name): value for name, value in builder.weights.items() if name in used},
         constants={taken.get(name, name): value for name, value in builder.constants.items() if name in used},
         half=frozenset(taken.get(name, name) for name in builder.half & used),
@@ -162,7 +162,8 @@ def _write(views: _Views, node: Node) -> None:
     )
 
 
-def _renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
+def renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
+    """Give a node's tensors their names in `names`, and return it."""
     for tensors in (node.input, node.output):
         tensors[:] = [names.get(name, name) for name in tensors]
     return node

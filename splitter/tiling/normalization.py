@@ -8,13 +8,14 @@ not the values: that loses no digits where the mean is large.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.splitter.network.graph import MAP_RANK, NCHW, Graph, Node, Weights
+from serfer.splitter.network.canonicalize import Rewriter
+from serfer.splitter.network.graph import MAP_RANK, NCHW, Graph, Node
 
 _EPSILON = 1e-5
 _GROUPED_RANK = 3
@@ -93,14 +94,8 @@ def _per_channel(values: NDArray[np.float32], channels: int) -> NDArray[np.float
     return np.repeat(values.reshape(-1), channels // values.size)[:, None, None]
 
 
-@dataclass
-class _Writer:
+class _Writer(Rewriter):
     """Collects the operators of a graph; a normalisation's names begin with its output's."""
-
-    graph: Graph
-    nodes: list[Node] = field(default_factory=list)
-    weights: Weights = field(default_factory=dict)
-    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def write(self, norm: _Norm) -> None:
         shape, name = self.graph.shapes[norm.source], norm.output
@@ -110,11 +105,11 @@ class _Writer:
         squares = self._add(norm, "squares", "Mul", (apart, apart), shape)
         variance = self._pooled(norm, squares, "variance")
         epsilon = np.float32(norm.node.attributes.get("epsilon", _EPSILON))
-        above = self._add(norm, "above", "Add", (variance, self._constant(f"{name}.epsilon", epsilon)), values)
+        above = self._add(norm, "above", "Add", (variance, self.constant(f"{name}.epsilon", epsilon)), values)
         spread = self._add(norm, "spread", "Sqrt", (above,), values)
-        ratio = self._add(norm, "ratio", "Div", (self._constant(f"{name}.scale", norm.scale), spread), values)
+        ratio = self._add(norm, "ratio", "Div", (self.constant(f"{name}.scale", norm.scale), spread), values)
         scaled = self._add(norm, "scaled", "Mul", (apart, ratio), shape)
-        inputs = scaled, self._constant(f"{name}.bias", norm.bias)
+        inputs = scaled, self.constant(f"{name}.bias", norm.bias)
         self.nodes.append(Node(norm.node.name, "Add", inputs, name))
 
     def _pooled(self, norm: _Norm, source: str, what: str) -> str:
@@ -123,27 +118,13 @@ class _Writer:
         if norm.groups == channels:
             return pooled
         each, form = (1, norm.groups, channels // norm.groups), f"{norm.output}.{what}"
-        rows = self._constant(f"{form}.rows", [0, *each[1:]])
+        rows = self.constant(f"{form}.rows", [0, *each[1:]])
         grouped = self._add(norm, f"{what}.grouped", "Reshape", (pooled, rows), each)
-        axes = self._constant(f"{form}.axes", [2])
+        axes = self.constant(f"{form}.axes", [2])
         one = self._add(norm, f"{what}.one", "ReduceMean", (grouped, axes), (*each[:2], 1))
-        again = self._add(norm, f"{what}.each", "Expand", (one, self._constant(f"{form}.size", each)), each)
-        flat = self._constant(f"{form}.shape", [0, channels, 1, 1])
+        again = self._add(norm, f"{what}.each", "Expand", (one, self.constant(f"{form}.size", each)), each)
+        flat = self.constant(f"{form}.shape", [0, channels, 1, 1])
         return self._add(norm, f"{what}.channels", "Reshape", (again, flat), (1, channels, 1, 1))
 
     def _add(self, norm: _Norm, what: str, kind: str, inputs: tuple[str, ...], shape: tuple[int, ...]) -> str:
-        output = f"{norm.output}.{what}"
-        self.nodes.append(Node(f"{norm.node.name}.{what}", kind, inputs, output))
-        self.shapes[output] = shape
-        return output
-
-    def _constant(self, name: str, value: object) -> str:
-        self.weights[name] = np.asarray(value)
-        return name
-
-    def done(self) -> Graph:
-        used = {name for node in self.nodes for name in node.inputs}
-        weights = {name: value for name, value in (self.graph.weights | self.weights).items() if name in used}
-        return replace(
-            self.graph, nodes=tuple(self.nodes), weights=weights, shapes={**self.graph.shapes, **self.shapes}
-        )
+        return self.add(Node(f"{norm.node.name}.{what}", kind, inputs, f"{norm.output}.{what}"), shape)

@@ -18,7 +18,7 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 from serfer.core.geometry import Rect, Span
 from serfer.core.plan.statistics import MAX, MEAN, MIN, SUM, VARIANCE, partial_form
 from serfer.splitter.network.graph import NCHW, STATISTICS, Axes, Bins, Graph, Statistic
-from serfer.splitter.plan_dir.emit import TileGraph, input_name, output_name, tile_graph
+from serfer.splitter.plan_dir.emit import TileGraph, input_name, output_name, renamed, tile_graph
 from serfer.splitter.tiling.by_position import Place, append_bins
 from serfer.splitter.tiling.onnx_builder import OnnxBuilder
 from serfer.splitter.tiling.receptive_field import spans_of
@@ -147,7 +147,7 @@ class PassTile:
         shape: list[str | int | None] = ["N", self.channels, rows, cols]
         return replace(
             tile,
-            nodes=(*(_renamed(node, names) for node in tile.nodes), *builder.nodes),
+            nodes=(*(renamed(node, names) for node in tile.nodes), *builder.nodes),
             constants=tile.constants | builder.constants,
             outputs=(helper.make_tensor_value_info(output_name(0), TensorProto.FLOAT, shape),),
         )
@@ -176,12 +176,6 @@ def _same(builder: OnnxBuilder, name: str, count: int, value: float) -> str:
     shape = builder.append("Concat", [_BATCH, one], f"{name}.shape", {"axis": 0})
     filled = numpy_helper.from_array(np.array([value], np.float32))
     return builder.append("ConstantOfShape", [shape], name, {"value": filled})
-
-
-def _renamed(node: NodeProto, names: Mapping[str, str]) -> NodeProto:
-    for tensors in (node.input, node.output):
-        tensors[:] = [names.get(name, name) for name in tensors]
-    return node
 
 
 def _partial(

@@ -4,8 +4,8 @@ serfer:QUERY:2:0       what a tile of stage 2 wrote, where that stage's path is 
 every other key        crops, replies, what the tiles of all other stages wrote               the main store
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from serfer.core.errors import MissingKeyError
 from serfer.core.keys import stage_of
@@ -14,10 +14,8 @@ from serfer.storage import open_store
 from serfer.storage.store import Bytes, Range, Store, check_keys, check_ranges
 from serfer.storage.wrapping import WrapperStore
 
-if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
-
-_Value = TypeVar("_Value")
+_Item = TypeVar("_Item")
+_Answer = TypeVar("_Answer")
 
 
 class RoutedStore(WrapperStore):
@@ -42,37 +40,26 @@ class RoutedStore(WrapperStore):
         """Get from both at once; where both lack something, the first of all that is missing is named."""
         check_ranges(ranges)
         sides = [self._apart(span.key) for span in ranges]
-        if len(set(sides)) <= 1:
-            return self._side(sides).get_many(ranges)
-        with _thread() as thread:
-            apart = thread.submit(self._objects.get_many, _select(ranges, sides, apart=True))
-            try:
-                near = self._inner.get_many(_select(ranges, sides, apart=False))
-            except MissingKeyError:
-                if apart.exception() is None:
-                    raise
-                return [self._of(span.key).get_many([span])[0] for span in ranges]
-            return _merge(sides, near, apart.result())
+        try:
+            return self._ask(sides, ranges, lambda store, some: store.get_many(some))
+        except MissingKeyError:
+            if len(set(sides)) == 1:
+                raise
+            return [self._of(span.key).get_many([span])[0] for span in ranges]
 
     def exists(self, keys: Sequence[str]) -> list[bool]:
         check_keys(keys)
-        sides = [self._apart(key) for key in keys]
-        if len(set(sides)) <= 1:
-            return self._side(sides).exists(keys)
-        with _thread() as thread:
-            apart = thread.submit(self._objects.exists, _select(keys, sides, apart=True))
-            return _merge(sides, self._inner.exists(_select(keys, sides, apart=False)), apart.result())
+        return self._ask([self._apart(key) for key in keys], keys, lambda store, some: store.exists(some))
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete from both at once: what one holds goes even where the other fails."""
         check_keys(keys)
-        sides = [self._apart(key) for key in keys]
-        if len(set(sides)) <= 1:
-            return self._side(sides).delete(keys)
-        with _thread() as thread:
-            apart = thread.submit(self._objects.delete, _select(keys, sides, apart=True))
-            self._inner.delete(_select(keys, sides, apart=False))
-            return apart.result()
+
+        def delete(store: Store, some: Sequence[str]) -> list[None]:
+            store.delete(some)
+            return [None] * len(some)
+
+        self._ask([self._apart(key) for key in keys], keys, delete)
 
     def close(self) -> None:
         try:
@@ -83,23 +70,19 @@ class RoutedStore(WrapperStore):
     def _of(self, key: str) -> Store:
         return self._objects if self._apart(key) else self._inner
 
-    def _side(self, sides: Sequence[bool]) -> Store:
-        return self._objects if any(sides) else self._inner
+    def _ask(
+        self, sides: Sequence[bool], items: Sequence[_Item], ask: Callable[[Store, Sequence[_Item]], list[_Answer]]
+    ) -> list[_Answer]:
+        """Ask the store of each item, both at once; `sides` says which items are in `objects`."""
+        if len(set(sides)) <= 1:
+            return ask(self._objects if any(sides) else self._inner, items)
+        from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  workers have one store, mostly
 
-
-def _thread() -> "ThreadPoolExecutor":
-    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  workers have one store, mostly
-
-    return ThreadPoolExecutor(1)
-
-
-def _select(items: Sequence[_Value], sides: Sequence[bool], *, apart: bool) -> list[_Value]:
-    return [item for item, side in zip(items, sides, strict=True) if side == apart]
-
-
-def _merge(sides: Sequence[bool], near: Iterable[_Value], far: Iterable[_Value]) -> list[_Value]:
-    answers = {False: iter(near), True: iter(far)}
-    return [next(answers[side]) for side in sides]
+        with ThreadPoolExecutor(1) as thread:
+            far = thread.submit(ask, self._objects, [item for item, side in zip(items, sides, strict=True) if side])
+            near = iter(ask(self._inner, [item for item, side in zip(items, sides, strict=True) if not side]))
+            apart = iter(far.result())
+        return [next(apart if side else near) for side in sides]
 
 
 def routed(plan: Plan, store: Store, objects: Store | None) -> Store:

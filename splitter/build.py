@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from serfer.arrays import array_of
+from serfer.core.costs.operator_costs import Profiles
 from serfer.core.errors import ModelError
 from serfer.core.exactness import difference
 from serfer.core.plan import ImageLimits, InputSizes, PackageLimit, Plan, classes_of
@@ -22,13 +23,14 @@ from serfer.core.plan.sized_plan import sized_plan
 from serfer.images import check_channels
 from serfer.plan_directory import COLD_DIRECTORY, write_plan
 from serfer.splitter.head.calibration import Calibration, read_calibration
+from serfer.splitter.network.as_is import opset_of
 from serfer.splitter.network.description import ARGMAX, Description, Reduction, assumed_preprocess
 from serfer.splitter.network.detection_heads import NOT_TURNED, ORIENTED, BoxOptions
 from serfer.splitter.network.graph import Graph
 from serfer.splitter.network.metadata import FileDescription
 from serfer.splitter.network.open_sizes import compared_sizes
 from serfer.splitter.network.reductions import of_one_class, with_reduction
-from serfer.splitter.network.source import Array, Progress, Run, Source, load, noise
+from serfer.splitter.network.source import MIN_OPSET, Array, Progress, Run, Source, load, noise
 from serfer.splitter.network.unsupported import CannotSplitError
 from serfer.splitter.package_fit import fit
 from serfer.splitter.plan_dir.assemble import PackageOverflowError, assemble
@@ -41,7 +43,7 @@ from serfer.splitter.planning.optional import optional
 from serfer.splitter.planning.planner import Decision, choices_of, prepare
 from serfer.splitter.planning.search import BALANCED
 from serfer.splitter.planning.split_options import Budget, SplitOptions
-from serfer.splitter.profiling.measured_part import with_measured_part
+from serfer.splitter.profiling.part_costs import with_costs_of, with_timed_part
 from serfer.splitter.tiling.cuts import Cut
 from serfer.splitter.tiling.from_onnx import from_onnx, split_graph, whole_graph
 from serfer.splitter.tiling.grids import ONE, GridChoice
@@ -141,7 +143,7 @@ def _build(
     progress("reading the network")
     source, sample = load(network.model, _example_of(network))
     description, notes = network.description, list[str]()
-    graph, source = _read(source, sample, description.reduction, notes, progress, failure)
+    graph, source = _read(source, sample, description.reduction, notes, progress, failure, budget.profiles)
     _check_example(graph, sample)
     source, metadata = _described(source, network, graph)
     source = _with_boxes(graph, source, description, notes)
@@ -190,9 +192,9 @@ def whole(
     """
     progress("reading the network")
     source, sample = load(network.model, _example_of(network), as_is=True)
-    graph, source = whole_graph(source, sample, (), network.description.reduction, sizes)
-    progress("timing it on this machine")
-    graph = with_measured_part(graph, sample[:1])
+    graph, own = whole_graph(source, sample, (), network.description.reduction, sizes)
+    progress("predicting what one image takes")
+    graph, source = _with_costs(graph, source, sample, network, budget.profiles), own
     _check_example(graph, sample)
     source, metadata = _described(source, network, graph)
     source = _with_boxes(graph, source, network.description, notes := list[str]())
@@ -206,6 +208,27 @@ def whole(
         progress("checking the plan against the network")
         notes += filter(None, _checked(plan, directory, source, sample, sizes, graph))
     return plan, (*dict.fromkeys(notes),)
+
+
+def _with_costs(graph: Graph, source: Source, sample: Array, network: Network, profiles: Profiles) -> Graph:
+    """Return a graph that runs as it is, whole, with the costs of its operators as `split` reads them, or as timed."""
+
+    def by_operators() -> Graph:
+        read = source
+        if opset_of(source.onnx.proto) < MIN_OPSET:
+            read, _ = load(network.model, sample)
+        return with_costs_of(graph, _read(read, sample, None, [], _silent, None, profiles)[0])
+
+    def timed() -> Graph:
+        return with_timed_part(graph, sample[:1], profiles)
+
+    try:
+        return optional("the prediction by operators", by_operators, timed)
+    except ModelError:  # what cannot be read runs as it is nevertheless
+        return timed()
+
+
+def _silent(_step: str) -> None: ...
 
 
 def _checked(
@@ -223,6 +246,7 @@ def _read(
     notes: list[str],
     progress: Progress,
     failure: CannotSplitError | None,
+    profiles: Profiles,
 ) -> tuple[Graph, Source]:
     """Return a network's graph: of operators that can be split, with a part that runs as it is, or whole as that.
 
@@ -239,7 +263,7 @@ def _read(
             graph, source = split_graph(source, sample, refusal, reduction)
         if source.exported and not _alike(given, source.run, _check_batch(source, sample)):
             notes.append(_ONE_BY_ONE)
-        return with_measured_part(graph, sample[:1]), source
+        return with_timed_part(graph, sample[:1], profiles), source
     return graph, source
 
 

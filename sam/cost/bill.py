@@ -1,4 +1,4 @@
-"""The costs of a deployment: an idle month, a thousand queries, a burst, and months of several loads.
+"""The costs of a deployment: an idle month, a million queries, a burst, and months of several loads.
 
 Fixed costs come from the template (sam/cost/fixed.py), marginal costs from the cost model (sam/cost/marginal.py).
 """
@@ -13,6 +13,7 @@ from typing import Any
 
 from serfer.control.bill_lines import Line, all_busy
 from serfer.core.costs.aws import AwsFacts
+from serfer.core.costs.pricing import cold_share_of
 from serfer.core.errors import InputError, UsageError
 from serfer.core.plan import Plan
 from serfer.core.plan.window_plan import priced_query
@@ -30,7 +31,7 @@ _AT_ONCE = 16  # queries that a driver of a fleet takes at once: SERFER_API_IN_F
 _DRIVER = "DriverFunction"
 IN_PROCESS = "inprocess"
 """SERFER_WORKERS of a driver function that runs its plan itself."""
-_THOUSAND = 1000
+_BURST, _MILLION = 1_000, 1_000_000
 _GB = 1e9
 _KEPT = 0.5  # of a month that logs are kept
 Template = Mapping[str, Any]
@@ -71,6 +72,12 @@ class Bill:
         """Return the queries of a month in words, with how many keys they take where that is more than one."""
         keys = self.keys(month.queries)
         return f"{month.queries:,}" + (f" ({keys:,} keys)" if keys > 1 else "")
+
+    @property
+    def mixed(self) -> tuple[float, Usage]:
+        """The share of cold queries that the plan was chosen for, and what a query uses then."""
+        share = cold_share_of(self.deployed.plan)
+        return share, query_usage(self.deployed, share)
 
     @property
     def idle_usd(self) -> float:
@@ -167,6 +174,7 @@ class Bill:
         return source.tag if source else "?"
 
     def as_dict(self) -> dict[str, Any]:
+        share, usage = self.mixed
         return {
             "model": self.deployed.plan.model,
             "plan": self.deployed.plan.digest,
@@ -177,7 +185,12 @@ class Bill:
                 name: self._priced(usage.lines, latency_ms=1000 * usage.seconds)
                 for name, usage in (("warm", self.warm), ("cold", self.cold))
             },
-            "thousand_queries": {"cost_usd": _THOUSAND * self.warm.usd, "cold_cost_usd": _THOUSAND * self.cold.usd},
+            "million_queries": {
+                "cost_usd": _MILLION * self.warm.usd,
+                "cold_share": share,
+                "mixed_cost_usd": _MILLION * usage.usd,
+                "cold_cost_usd": _MILLION * self.cold.usd,
+            },
             "burst": {
                 "queries": self.burst,
                 "cost_usd": self.burst * self.warm.usd,
@@ -217,7 +230,7 @@ def bill(
     deployed: Deployed,
     template: Template,
     *,
-    burst: int = _THOUSAND,
+    burst: int = _BURST,
     loads: Sequence[int] = LOADS,
     cold_share: float | None = None,
     packed_bytes: int = 0,

@@ -33,7 +33,7 @@ _SESSIONS_PER_WEIGHTS = 2.2
 """Memory of sessions by the bytes of their weights: the most of three networks (lambdas/sessions.py: ResNet152 in one
 part, (542 - 50) / 229; in the two that it has, 1.8)."""
 _COLD = "it has a cold plan, and a driver chooses between the functions of both"
-_THOUSAND = 1000
+_MILLION = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def _against(plan: Plan, options: Options, facts: AwsFacts, unzipped: int) -> st
 
 def _compared(own: Usage, apart: Usage, memory_mb: int) -> str:
     return (
-        f"predicted for a warm query: one function of {memory_mb:,} MB {own.seconds * MS_PER_S:.0f} ms and "
-        f"${own.usd * _THOUSAND:.4f} a thousand, a second invocation {apart.seconds * MS_PER_S:.0f} ms and "
-        f"${apart.usd * _THOUSAND:.4f}"
+        f"predicted, warm, with API and logs: one function of {memory_mb:,} MB {own.seconds * MS_PER_S:.0f} ms and "
+        f"${own.usd * _MILLION:,.2f} a million queries, a second invocation {apart.seconds * MS_PER_S:.0f} ms and "
+        f"${apart.usd * _MILLION:,.2f}"
     )

@@ -11,6 +11,7 @@ from serfer.cli.shared.display import byte_size, plain, print_table
 from serfer.cli.shared.load_costs import check_load, plan_directory_of, show_load_costs
 from serfer.cli.shared.options import print_json
 from serfer.cli.shared.plan_commands import CostCommand
+from serfer.cli.shared.plan_summary import figures_line
 from serfer.cli.shared.terminal import out
 from serfer.core.costs.account import AccountQuotas
 from serfer.core.costs.cost_model import HOURS_A_MONTH, GangPrice
@@ -24,7 +25,7 @@ from serfer.plan_directory import load_cold_plan, load_plan
 if TYPE_CHECKING:
     from serfer.sam.cost.bill import Bill, Month
 
-_THOUSAND, _MILLION = 1_000, 1_000_000
+_MILLION = 1_000_000
 
 
 def cost(options: CostCommand, _context: typer.Context) -> None:
@@ -97,8 +98,10 @@ def _print_prices(prices: Prices, quotas: AccountQuotas) -> None:
                 f"{prices.query.name(step)} is a gang: {stage.exchanges} exchanges, {byte_size(stage.bytes_exchanged)} "
                 f"of borders, {stage.waiting_gb_s:.3f} GB-seconds of {stage.billed_gb_s:.3f} waiting"
             )
-    out.print(f"a query: {quantiles(prices.query.latency)}, ${prices.query.usd:.8f}")
-    out.print(f"a query that finds every environment cold: {quantiles(prices.cold.latency)}, ${prices.cold.usd:.8f}")
+    out.print(plain(figures_line(prices)))
+    out.print(f"a query: {quantiles(prices.query.latency)}")
+    cold = f"{quantiles(prices.cold.latency)}, ${prices.cold.usd * _MILLION:,.2f} a million queries"
+    out.print(f"a query that finds every environment cold: {cold}")
     print_starts(prices)
     out.print(f"a burst of {burst.queries:,}: ${burst.usd:.4f}, or ${prices.cold_burst_usd:.4f} if all of it is cold")
     least = f"takes {burst.least_seconds:.1f} s or more"
@@ -121,10 +124,11 @@ def _print_bill(bill: Bill, quotas: AccountQuotas) -> None:
     print_table(["an idle month", "", "", "$", "from"], idle)
     out.print(f"an idle month: [bold]${bill.idle_usd:,.2f}[/]")
     _print_queries(bill)
-    for name, usage in (("warm", bill.warm), ("cold", bill.cold)):
-        out.print(
-            f"a thousand queries, {name}: [bold]${_THOUSAND * usage.usd:,.4f}[/]; one takes {usage.seconds:.2f} s"
-        )
+    out.print(f"the plan alone: {plain(figures_line(price(plan, bill.deployed.facts, Circumstances())))}")
+    share, some = bill.mixed
+    for name, usage in (("warm", bill.warm), (f"{100 * share:.3g}% cold", some), ("cold", bill.cold)):
+        ms = f"{MS_PER_S * usage.seconds:,.0f} ms"
+        out.print(f"a million queries, {name}: [bold]${_MILLION * usage.usd:,.2f}[/]; one takes {ms}")
     out.print(
         f"a burst of {bill.burst:,}: ${bill.burst * bill.warm.usd:,.4f} warm, ${bill.burst * bill.cold.usd:,.4f} "
         f"cold; at once it would keep {bill.environments:,} workers busy in {plain(str(quotas))}"
@@ -146,6 +150,6 @@ def _print_queries(bill: Bill) -> None:
     warm = {line.item: line for line in bill.warm.lines}
     rows = []
     for item, line in {**cold, **warm}.items():
-        dollars = [f"{_THOUSAND * usage[item].usd:.5f}" if item in usage else "-" for usage in (warm, cold)]
+        dollars = [f"{_MILLION * usage[item].usd:,.2f}" if item in usage else "-" for usage in (warm, cold)]
         rows.append((item, f"{line.quantity:,.4g}", line.unit, *dollars, bill.tag(line)))
-    print_table(["a thousand queries", "each", "", "$ warm", "$ cold", "from"], rows)
+    print_table(["a million queries", "each", "", "$ warm", "$ cold", "from"], rows)

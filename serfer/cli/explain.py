@@ -13,7 +13,7 @@ import typer
 from serfer.cli.shared.display import byte_size, counted, plain, print_table
 from serfer.cli.shared.options import print_json
 from serfer.cli.shared.plan_commands import ExplainCommand
-from serfer.cli.shared.plan_summary import described
+from serfer.cli.shared.plan_summary import described, figures_line
 from serfer.cli.shared.terminal import err, out
 from serfer.core.costs.aws import LambdaFacts
 from serfer.core.costs.cold_queries import ColdChoice, ColdPrice, StartingWay
@@ -23,7 +23,6 @@ from serfer.core.costs.cost_model import (
     Latency,
     Platform,
     gang_load,
-    latency,
     price_gang,
 )
 from serfer.core.costs.pricing import Circumstances, Prices, latency_ms, price, uses_store
@@ -117,12 +116,8 @@ def _print_plan(plan: Plan, prices: Prices, per_month: Sequence[int]) -> None:
         out.print(plain(line))
     print_starts(prices)
     out.print(plain(plan.why))
-    tasks = [priced.stages[stage].grid.tiles for stage in sorted({stage for stage, _ in plan.functions})]
-    times = [(ms / MS_PER_S, count) for ms, count in zip(plan.predicted_ms, tasks, strict=True)]
-    out.print(
-        f"predicted, warm, on Lambda over {plan.store}: {quantiles(latency(times, facts.functions))} and "
-        f"${explained(plan.predicted_usd) * _MILLION:.2f} for a million queries (a model: see docs/explanation/cost.md)"
-    )
+    out.print(plain(figures_line(prices)))
+    out.print(f"warm, over {plan.store}: {quantiles(prices.warm.latency)} (a model: see docs/explanation/cost.md)")
     print_months(prices, per_month)
     out.print(deployed_store(plan, prices.store))
     if plan.tasks > 1:

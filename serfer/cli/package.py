@@ -13,11 +13,13 @@ import typer
 from serfer.cli.shared.display import byte_size, plain, print_table
 from serfer.cli.shared.options import print_json, status_line
 from serfer.cli.shared.plan_commands import PackageCommand
+from serfer.cli.shared.plan_summary import figures_line
 from serfer.cli.shared.terminal import complain, out
 from serfer.core.costs.aws import AwsFacts
-from serfer.core.costs.pricing import store_of
+from serfer.core.costs.pricing import Circumstances, price, store_of
 from serfer.core.errors import InputError, UnavailableError, UsageError
 from serfer.core.plan import Plan
+from serfer.core.plan.window_plan import priced_query
 from serfer.doctor.accounts import quotas_for
 from serfer.plan_directory import COLD_DIRECTORY, load_cold_plan, load_plan
 from serfer.sam.build.package import deployed_cold
@@ -143,6 +145,8 @@ def _remark_region(build: Path, region: str) -> None:
 
 
 def _print_driver(deployment: Deployment, plan: Plan, facts: AwsFacts) -> None:
+    if plan.explained:
+        out.print(f"the plan alone: {plain(figures_line(price(priced_query(plan), facts, Circumstances())))}")
     has_cold = deployment.current in deployment.cold
     decision = decide(plan, deployment.options, facts, has_cold=has_cold)
     memory_mb = deployment.driver_runs.get(deployment.current)

@@ -21,8 +21,9 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto, helper, numpy_helper, shape_inference
 
+from serfer.core.costs.operator_costs import Work
 from serfer.core.errors import ModelError
-from serfer.core.plan import AS_IS
+from serfer.core.plan import AS_IS, TIMED
 from serfer.splitter.network.external_weights import ExternalWeightsModel
 from serfer.splitter.network.graph import Node, Weights
 
@@ -54,11 +55,12 @@ _AXES_AS_INPUT = 13
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What a part took on this machine: seconds of one image on one thread, and bytes of memory at most."""
+class PartCosts:
+    """What a part takes for one image: its work, and bytes of memory at most; `times` is as in `Plan`."""
 
-    seconds: float
+    work: Work
     peak_bytes: int
+    times: str = TIMED
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class AsIsPart:
     operators: tuple[tuple[str, str], ...]
     domains: Mapping[str, int]
     reasons: tuple[Reason, ...] = ()
-    measured: Measured | None = None
+    costs: PartCosts | None = None
 
     def __repr__(self) -> str:
         return f"AsIsPart({hashlib.sha256(self.body.SerializeToString()).hexdigest()[:16]})"

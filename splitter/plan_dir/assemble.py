@@ -51,6 +51,7 @@ from serfer.splitter.planning.ort_kernels import tile_works
 from serfer.splitter.planning.planner import Choice, Decision
 from serfer.splitter.planning.split_options import Budget
 from serfer.splitter.tiling import operators
+from serfer.splitter.tiling.as_is import times_of
 from serfer.splitter.tiling.byte_layout import Layout, Wanted, lay_out, pieces_for
 from serfer.splitter.tiling.global_pooling import with_grid
 from serfer.splitter.tiling.grids import tile_rects
@@ -210,6 +211,7 @@ def assemble(
                 why=decision.why,
                 alternatives=decision.alternatives,
                 cold_share=budget.cold_share,
+                times=times_of(graph),
                 digest="",
             ),
             decision.gangs,

@@ -10,7 +10,7 @@ from itertools import groupby, pairwise
 from serfer.core.costs.cold_starts import COLD_SHARE, cold_seconds
 from serfer.core.costs.cost_model import MEASURED_MEMBERS, Platform
 from serfer.core.errors import ModelError
-from serfer.core.plan import CONTAINER, FETCHED, OBJECTS, ZIP, Alternative, PackageLimit
+from serfer.core.plan import CONTAINER, FETCHED, OBJECTS, TIMED, ZIP, Alternative, PackageLimit
 from serfer.core.units import MIB, MS_PER_S
 from serfer.splitter.network.as_is import IN_8_BITS
 from serfer.splitter.network.graph import Graph, Node
@@ -305,9 +305,14 @@ def as_is_sentence(graph: Graph) -> str:
     if part is None:
         return ""
     parts = [f" {as_is_reason(graph)}."]
-    if part.measured:
-        ms, mb = part.measured.seconds * MS_PER_S, part.measured.peak_bytes / MIB
-        parts.append(f"One image takes {ms:.4g} ms and {mb:.0f} MB of memory there, measured here on one thread.")
+    if part.costs and part.costs.times == TIMED:
+        ms, mb = part.costs.work.measured_s * MS_PER_S, part.costs.peak_bytes / MIB
+        parts.append(
+            f"One image takes {ms:.4g} ms and {mb:.0f} MB of memory there, measured here on one thread, beside a "
+            "network that the profiles know."
+        )
+    elif part.costs:
+        parts.append(f"What they take is {part.costs.times}, as where the network is split.")
     if any(kind in IN_8_BITS for _, kind in part.operators):
         parts.append("It computes in 8 bits: answers differ between processors by a few steps of rounding.")
     return " ".join(parts)

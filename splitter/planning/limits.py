@@ -185,13 +185,13 @@ def memory_needed(graph: Graph, start: int, stop: int, weights: int, weights_in:
     largest = graph.once(_largest_maps, start)[stop - start - 1]
     copies = _FETCHED_COPIES if weights_in == FETCHED else _COPIES
     estimated = copies * weights + _LIVE_MAPS * FLOAT_BYTES * largest
-    return WORKER_MB + max(estimated, _measured_peak(graph, start, stop) + (copies - _COPIES) * weights) // MIB
+    return WORKER_MB + max(estimated, _peak_as_it_is(graph, start, stop) + (copies - _COPIES) * weights) // MIB
 
 
-def _measured_peak(graph: Graph, start: int, stop: int) -> int:
-    """Return the bytes that what runs as it is in nodes [start, stop) was measured to take; 0 for nothing."""
+def _peak_as_it_is(graph: Graph, start: int, stop: int) -> int:
+    """Return the bytes that what runs as it is in nodes [start, stop) takes at most; 0 for nothing."""
     parts = filter(None, map(part_of, graph.nodes[start:stop]))
-    return max((part.measured.peak_bytes for part in parts if part.measured), default=0)
+    return max((part.costs.peak_bytes for part in parts if part.costs), default=0)
 
 
 def _largest_maps(graph: Graph, start: int) -> list[int]:

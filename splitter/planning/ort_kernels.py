@@ -21,10 +21,9 @@ from math import prod
 from serfer.core.costs.operator_costs import BLOCK, Kind, Work
 from serfer.core.geometry import Rect
 from serfer.core.plan import AS_IS
-from serfer.splitter.network.as_is import AS_IS_OUTPUT, STEP_BY_STEP
+from serfer.splitter.network.as_is import AS_IS_OUTPUT, PART
 from serfer.splitter.network.graph import MAP_RANK, NCHW, POOLS, Graph, Node
 from serfer.splitter.tiling import operators
-from serfer.splitter.tiling.as_is import part_of
 from serfer.splitter.tiling.regions import Regions, input_region
 
 _OPERANDS = 2  # of a sum that runs inside a convolution
@@ -66,24 +65,12 @@ def operator_work(graph: Graph, node: Node, region: Rect) -> Work | None:
     Converting its result for readers is not included (see `conversion_work`).
     """
     if node.kind == AS_IS:
-        return _measured(node)
+        costs = node.attributes[PART].costs
+        return costs.work if costs else None
     layout = graph.once(_layout)
     if node.output in layout.fused or node.kind in _FREE:
         return None
     return _with_reorder(graph, layout, node, region)
-
-
-def _measured(node: Node) -> Work | None:
-    """Return the work of a part that runs as it is: what it took here, None where it was not measured.
-
-    More threads shorten it as they do convolutions, where it has any and no operators that go step by step.
-    """
-    part = part_of(node)
-    if part is None or part.measured is None:
-        return None
-    kinds = {kind for _, kind in part.operators}
-    shared = "Conv" in kinds and not kinds & STEP_BY_STEP
-    return Work(Kind.OTHER_CONVOLUTION if shared else Kind.PRODUCT, measured_s=part.measured.seconds)
 
 
 def cost_signature(graph: Graph, node: Node) -> Hashable:

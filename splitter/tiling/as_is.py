@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from serfer.core.plan import AS_IS
+from serfer.core.plan import AS_IS, PARTLY_TIMED, PREDICTED, TIMED
 from serfer.splitter.network.as_is import AS_IS_OUTPUT, NUMBER, PART, AsIsPart, scan
 from serfer.splitter.network.graph import Axes, Graph, Node
 from serfer.splitter.tiling.onnx_builder import OnnxBuilder
@@ -17,6 +17,14 @@ def part_of(node: Node) -> AsIsPart | None:
 
 def runs_as_it_is(node: Node) -> bool:
     return node.kind in (AS_IS, AS_IS_OUTPUT)
+
+
+def times_of(graph: Graph) -> str:
+    """Return where the times of a graph's operators are from, as `Plan.times` has it."""
+    costs = next((part.costs for part in map(part_of, graph.nodes) if part and part.costs), None)
+    if costs is None:
+        return PREDICTED
+    return costs.times if costs.times != TIMED or all(map(runs_as_it_is, graph.nodes)) else PARTLY_TIMED
 
 
 class AsIs(Rule):

@@ -15,7 +15,7 @@ import serfer
 from serfer.api.http.body import ApiLimits
 from serfer.api.routes.inference import signature_of
 from serfer.plan_directory import load_plan
-from serfer.splitter.profiling import measured_part
+from serfer.splitter.profiling import part_costs
 from serfer.splitter.whole import whole_plan
 from tests.splitter.models import Net
 from tests.support.served import png, served
@@ -37,7 +37,7 @@ def directory(tmp_path_factory):
     home = tmp_path_factory.mktemp("many")
     onnx.save(mask(), home / "net.onnx")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measured_part, "measured", lambda *_: (0.001, 1 << 20))
+        patch.setattr(part_costs, "measured", lambda *_: (0.001, 1 << 20))
         whole_plan(home / "net.onnx", out=home / "plan", sizes=SIZES, preprocess=CROPPED)
     return home / "plan"
 

@@ -160,7 +160,7 @@ def test_the_command_prices_a_build(tmp_path):
     place = build(tmp_path / "b", drivers="fleet", store="valkey")
     result = CliRunner().invoke(app, ["cost", str(place), "--per-month", "5000"])
     assert result.exit_code == 0, result.output
-    for words in ("drivers fleet, store valkey", "an idle month: $2", "a thousand queries, cold", "5,000", "K common"):
+    for words in ("drivers fleet, store valkey", "an idle month: $2", "a million queries, cold", "5,000", "K common"):
         assert words in result.output
     document = json.loads(CliRunner().invoke(app, ["cost", str(place), "--json"]).output)
     assert [month["queries"] for month in document["months"]] == [1000, 100_000, 10_000_000]

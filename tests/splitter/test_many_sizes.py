@@ -27,7 +27,7 @@ from serfer.settings import Settings
 from serfer.splitter.describe import describe
 from serfer.splitter.network import open_sizes
 from serfer.splitter.network.description import read_preprocess
-from serfer.splitter.profiling import measured_part
+from serfer.splitter.profiling import part_costs
 from serfer.splitter.whole import whole_plan
 from tests.splitter.models import Net, opened, saved
 
@@ -37,7 +37,7 @@ SIZES = "8..40x8..64,multiple=8,pixels=1024"
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch):
     """Leave out the process that measures a part."""
-    monkeypatch.setattr(measured_part, "measured", lambda *_: (0.001, 1 << 20))
+    monkeypatch.setattr(part_costs, "measured", lambda *_: (0.001, 1 << 20))
 
 
 def backbone(net):
@@ -84,7 +84,7 @@ def noise(count, rows, columns):
 def many(tmp_path_factory):
     """The directory of a plan with all kinds of outputs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measured_part, "measured", lambda *_: (0.001, 1 << 20))
+        patch.setattr(part_costs, "measured", lambda *_: (0.001, 1 << 20))
         place = tmp_path_factory.mktemp("many")
         made(place, everything())
     return place / "plan"

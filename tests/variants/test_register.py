@@ -21,7 +21,7 @@ from serfer.instance.network import Hardware, open_network
 from serfer.pipeline.labelled.labels import read_labelled
 from serfer.plan_directory import check_artefacts, load_plan
 from serfer.splitter.network.description import read_labels, read_preprocess
-from serfer.splitter.profiling import measured_part
+from serfer.splitter.profiling import part_costs
 from serfer.variants import making
 from serfer.variants import register as registering
 from serfer.variants.child import BatchFigures, InstanceFigures
@@ -104,7 +104,7 @@ def test_another_version_of_a_network_or_of_its_images_waits_to_be_promoted(regi
 
 @pytest.mark.parametrize("output", ["boxes", pytest.param("none", marks=pytest.mark.slow)])
 def test_a_network_that_does_not_classify_is_registered_without_images(output, settings, kept, tmp_path, monkeypatch):
-    monkeypatch.setattr(measured_part, "measured", lambda *_: (0.001, 1 << 20))
+    monkeypatch.setattr(part_costs, "measured", lambda *_: (0.001, 1 << 20))
     model = detector_onnx() if output == "boxes" else suppressed_onnx(gathered=True)  # sized by the image
     onnx.save(model, tmp_path / "net.onnx")
     described = {"activation": output, "labels": DETECTED if output == "boxes" else (), "preprocess": PREPROCESS}

@@ -9,8 +9,8 @@ from pathlib import Path
 from serfer.cli.shared.display import counted, plain
 from serfer.cli.shared.terminal import complain, out
 from serfer.core.costs.aws import AwsFacts
-from serfer.core.costs.pricing import Circumstances, price
-from serfer.core.plan import AS_IS, Alternative, Plan, explained
+from serfer.core.costs.pricing import Circumstances, Prices, price
+from serfer.core.plan import AS_IS, Alternative, Plan
 from serfer.core.units import MS_PER_S
 from serfer.plan_directory import load_plan
 from serfer.settings import load_settings
@@ -24,7 +24,8 @@ _MOST_TEXT = 90  # characters of grids and memory sizes
 def print_summary(
     plan: Plan, directory: Path, facts: AwsFacts, per_month: Sequence[int] = (), given: Sequence[str] = ()
 ) -> None:
-    lines = chosen_line(plan), figures_line(plan, facts, per_month), others_line(plan, given)
+    prices = price(plan, facts, Circumstances())
+    lines = chosen_line(plan), figures_line(prices, per_month), others_line(plan, given)
     for line in filter(None, lines):
         out.print(plain(line))
     out.print(plain(next_line(directory)), soft_wrap=True)
@@ -49,7 +50,7 @@ def in_cache(find: Callable[[Callable[[str], None]], Path], progress: Callable[[
     if steps.made:
         plan = load_plan(directory)
         complain(chosen_line(plan))
-        complain(figures_line(plan, load_settings().facts()))
+        complain(figures_line(price(plan, load_settings().facts(), Circumstances())))
     return directory
 
 
@@ -70,18 +71,15 @@ def chosen_line(plan: Plan) -> str:
     return f"{name} is split into {what}: {counted(invocations, 'invocation')} a query"
 
 
-def figures_line(plan: Plan, facts: AwsFacts, per_month: Sequence[int] = ()) -> str:
-    prices = price(plan, facts, Circumstances())
-    usd = explained(plan.predicted_usd) * _MILLION
+def figures_line(prices: Prices, per_month: Sequence[int] = ()) -> str:
+    """Return what a plan takes and costs: every command that names its price says this."""
     months = "".join(f", ${prices.month_usd(queries):,.2f} a month of {queries:,}" for queries in per_month)
-    idle = f", ${prices.standing_usd:,.2f} of it for an idle {prices.store}" if prices.standing_usd else ""
-    share = f"{100 * prices.cold_share:.3g}% cold"
-    with_cold = f"{months} ({share}{idle})" if per_month else f", ${prices.query.usd * _MILLION:,.2f} with {share}"
-    timed = [operator.kind == AS_IS for stage in plan.stages for operator in stage.operators]
-    by = "timed here" if all(timed) else "predicted, in part timed here" if any(timed) else "predicted"
+    if per_month and prices.standing_usd:
+        months += f", ${prices.standing_usd:,.2f} of it for an idle {prices.store}"
     return (
-        f"{_ms(sum(plan.predicted_ms))} ms warm, {_ms(MS_PER_S * prices.cold.seconds)} ms cold, ${usd:,.2f} a million "
-        f"queries{with_cold} ({by})"
+        f"{_ms(MS_PER_S * prices.warm.seconds)} ms warm, {_ms(MS_PER_S * prices.cold.seconds)} ms cold, "
+        f"${prices.warm.usd * _MILLION:,.2f} a million queries, ${prices.query.usd * _MILLION:,.2f} with "
+        f"{100 * prices.cold_share:.3g}% cold{months} ({prices.plan.times})"
     )
 
 

@@ -478,6 +478,10 @@ class PlanPrice:
         return f"stage-{numbers.start}" + (f"..{numbers[-1]}" if isinstance(self.stages[step], GangPrice) else "")
 
     @property
+    def seconds(self) -> float:
+        return sum(stage.seconds for stage in self.stages)
+
+    @property
     def usd(self) -> float:
         return sum(stage.usd for stage in self.stages)
 

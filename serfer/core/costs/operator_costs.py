@@ -70,7 +70,7 @@ class Work:
     that computes more (ReLU costs nothing there); `reordered` those that are brought `to` the other form: from blocks
     of channels into order, or back. A convolution's channels are all of them, whatever its groups. `measured_s`
     are seconds on one vCPU that were measured, of work that no profile knows: more threads shorten them as they do
-    its kind.
+    its kind. Work that has `parts` is their sum.
     """
 
     kind: Kind
@@ -91,6 +91,7 @@ class Work:
     reordered: int = 0
     to: Kind = Kind.REORDER_OUTPUT
     measured_s: float = 0.0
+    parts: tuple[Work, ...] = ()
 
 
 Counts = dict[str, float]
@@ -241,6 +242,11 @@ class Profiles:
     def _serial_and_parallel(
         self, work: Work, batch: int, without: frozenset[str] = frozenset()
     ) -> tuple[float, float]:
+        if work.parts:
+            serial_s, parallel_s = zip(
+                *(self._serial_and_parallel(part, batch, without) for part in work.parts), strict=True
+            )
+            return sum(serial_s), sum(parallel_s)
         if work.measured_s:
             return self._shared(self.kinds[work.kind], batch * work.measured_s * _NS)
         profile = self.kinds[work.kind]

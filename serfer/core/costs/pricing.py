@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from serfer.core.costs.aws import AwsFacts, LambdaFacts
@@ -43,7 +43,9 @@ class Circumstances:
 
 @dataclass(frozen=True)
 class Prices:
-    """The prices of a plan over one kind of store or two: `query` as circumstances are, `cold` where nothing was warm.
+    """The prices of a plan over one kind of store or two.
+
+    `query` is as circumstances are, `warm` where everything is warm, `cold` where nothing is.
 
     `standing_usd` is what a month costs in which no query comes: nothing where none goes through the store. `choice`
     are the two ways to answer where nothing is warm, for a plan directory with a cold plan; `ways` are those to start.
@@ -53,6 +55,7 @@ class Prices:
     store: str
     cold_share: float
     query: PlanPrice
+    warm: PlanPrice
     cold: ColdPrice
     burst: Burst
     cold_burst_usd: float
@@ -76,7 +79,9 @@ class Prices:
             "plan": self.plan.digest,
             "store": self.store,
             "cold_share": self.cold_share,
+            "times": self.plan.times,
             "query": _query(self.plan, self.query),
+            "warm_query": _query(self.plan, self.warm),
             "cold_query": _query(self.plan, self.cold) | _first_answer(self.cold),
             "burst": {
                 "queries": self.burst.queries,
@@ -187,6 +192,7 @@ def price(plan: Plan, facts: AwsFacts, given: Circumstances, cold_plan: Plan | N
         store,
         cold_share,
         query,
+        price_plan(plan, replace(platform, cold_share=0.0), given.memory_mb),
         cold,
         price_burst(query, given.burst, facts.functions),
         given.burst * cold.usd,

@@ -14,7 +14,7 @@ from serfer.core.plan.model import Plan, PlanDescription
 from serfer.core.plan.validation import check_sound
 
 FORMAT = 11
-OF_PLAN = ("limit", "changes", "ways", "store", "why", "alternatives", "cold_share")
+OF_PLAN = ("limit", "changes", "ways", "store", "why", "alternatives", "cold_share", "times")
 OF_STEP = ("predicted_ms", "predicted_usd")
 OF_TILE = ("serial_ms", "parallel_ms")
 """Fields of a plan, of its stages and gangs, and of tiles that explanation.json has: the digest does not cover them."""

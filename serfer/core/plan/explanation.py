@@ -14,7 +14,16 @@ from serfer.core.dataclass_codec import Bounds, structure, unstructure
 from serfer.core.errors import PlanError
 from serfer.core.plan.codec import OF_PLAN
 from serfer.core.plan.layout import EXPLANATION_FILE
-from serfer.core.plan.model import Alternative, DeploymentOption, ModelChange, PackageLimit, Plan, Stage, explained
+from serfer.core.plan.model import (
+    PREDICTED,
+    Alternative,
+    DeploymentOption,
+    ModelChange,
+    PackageLimit,
+    Plan,
+    Stage,
+    explained,
+)
 
 _Figure = Annotated[float, Bounds(0.0)]
 
@@ -48,6 +57,7 @@ class _Explanation:
     stages: tuple[_StageFigures, ...]
     gangs: tuple[_GangFigures, ...]
     cold_share: Annotated[float, Bounds(0.0, 1.0)] | None = None
+    times: str = PREDICTED
 
 
 def dump_explanation(plan: Plan) -> str:
@@ -61,6 +71,7 @@ def dump_explanation(plan: Plan) -> str:
         ways=plan.ways,
         alternatives=plan.alternatives,
         cold_share=plan.cold_share,
+        times=plan.times,
         stages=tuple(_figures(stage) for stage in plan.stages),
         gangs=tuple(_GangFigures(explained(gang.predicted_ms), explained(gang.predicted_usd)) for gang in plan.gangs),
     )

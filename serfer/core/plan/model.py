@@ -26,6 +26,8 @@ ZIP, FETCHED, CONTAINER = WEIGHT_PLACES
 """Where a function has its weights: in its zip package, in the deployment's bucket, or in its container image."""
 AS_IS = "AsIs"
 """The kind of an operator of a plan that stands for all operators that run as they were given."""
+PREDICTED, PARTLY_TIMED, TIMED = ("predicted", "predicted, in part timed here", "timed here")
+"""Where a plan's times are from: operator profiles, or runs on the machine where it was made."""
 OUTPUT_TYPES = ("float32", "int64", "int32", "uint8", "bool")
 """The numpy types of a network's outputs; between stages, all are float32, which holds them exactly up to 2^24."""
 INPUT_TYPES = ("float32", "float16", "float64", "uint8", "int8", "uint16", "int16", "int32", "int64", "bool")
@@ -413,15 +415,16 @@ class Plan:
 
     `weights` says where the numbers come from, in words for people; `activation` turns logits into scores: "softmax",
     "sigmoid" or "none". `unsplit` is what the stages compute, in one piece; `changes` say where that differs from the
-    given model, which `original` (a graph and its weights) then holds. `ways` are empty unless some part was
-    too large for one function in fp32. `memory_per_vcpu` is how many MB of a function's memory come with one vCPU
-    (costs/vcpus.py). `store` is what the prediction is for: a kind of store, or two joined by "+"
-    (costs/aws.py); `why` are the planner's reasons in a paragraph, `alternatives` what it had to choose from, the
-    fastest first, `cold_share` the share of queries that it was chosen for which find nothing warm, None where it does
-    not say. `gangs` are disjoint and in order. `outputs` describe what the last stage writes, in its order; they
-    are empty for a network that classifies, whose one output is (N, K) float32; `output` is the first one's shape.
-    `quantised` is the whole network in 8 bits, for instances, where `serfer app register` has made it: another answer.
-    `file` is what an ONNX file calls its input and output, and how it has its input.
+    given model, which `original` (a graph and its weights) then holds. `ways` are empty unless some part was too large
+    for one function in fp32. `memory_per_vcpu` is how many MB of a function's memory come with one vCPU
+    (costs/vcpus.py). `store` is what the prediction is for: a kind of store, or two joined by "+" (costs/aws.py); `why`
+    are the planner's reasons in a paragraph, `alternatives` what it had to choose from, the fastest first, `cold_share`
+    the share of queries that it was chosen for which find nothing warm, None where it does not say. `times` says where
+    its times are from: PREDICTED, PARTLY_TIMED or TIMED. `gangs` are disjoint and in order. `outputs` describe what the
+    last stage writes, in its order; they are empty for a network that classifies, whose one output is (N, K) float32;
+    `output` is the first one's shape. `quantised` is the whole network in 8 bits, for instances, where `serfer app
+    register` has made it: another answer. `file` is what an ONNX file calls its input and output, and how it has its
+    input.
     `windows` make it a map plan: its one stage has a tile for each kind of window, a query is one window, and `input`
     and `outputs` have the largest window's size. `detection` says which outputs hold boxes; they are found in the
     answer, where it is assembled. With `sizes` queries have sizes of their own, of which `input` is the largest; what a
@@ -433,8 +436,8 @@ class Plan:
     know that one alone, so drivers send theirs with pixels.
 
     `digest` names functions and keys: it covers what workers execute, and the description as it was split. `limit`,
-    `changes`, `ways`, `store`, `why`, `alternatives`, `cold_share` and all predictions are from explanation.json, and
-    None or empty where that is missing.
+    `changes`, `ways`, `store`, `why`, `alternatives`, `cold_share`, `times` and all predictions are from
+    explanation.json, and None or empty where that is missing.
     """
 
     format: int
@@ -466,6 +469,7 @@ class Plan:
     why: str = ""
     alternatives: tuple[Alternative, ...] = ()
     cold_share: float | None = None
+    times: str = PREDICTED
 
     @property
     def explained(self) -> bool:

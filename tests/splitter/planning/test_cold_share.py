@@ -10,10 +10,10 @@ from onnx import TensorProto
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.costs.cold_starts import cold_seconds
 from serfer.core.costs.cost_model import ready_seconds
-from serfer.core.costs.operator_costs import shipped_profiles
+from serfer.core.costs.operator_costs import Kind, Work, shipped_profiles
 from serfer.core.geometry import Grid
 from serfer.core.plan import AS_IS, INLINE, ZIP, PackageLimit
-from serfer.splitter.network.as_is import Measured
+from serfer.splitter.network.as_is import PartCosts
 from serfer.splitter.planning import bounds
 from serfer.splitter.planning.cold.share import best_chain, expected_seconds, first_answer
 from serfer.splitter.planning.planner import prepare
@@ -152,12 +152,13 @@ def tailed(size, widths, times, took_s, *, is_table, has_map=False, seed=0):
     outputs[sums] = 3 if is_table else 4
     model = net.model(*((name, TensorProto.FLOAT, rank) for name, rank in outputs.items()))
     graph, _ = read(source_of(model), np.zeros((1, 3, *size), np.float32))
-    nodes = [node if node.kind != AS_IS else measured(node, Measured(took_s, 1000)) for node in graph.nodes]
+    nodes = [node if node.kind != AS_IS else measured(node, took_s) for node in graph.nodes]
     return with_tile_pools(replace(graph, nodes=tuple(nodes)))
 
 
-def measured(node, took):
-    return replace(node, attributes={**node.attributes, "part": replace(node.attributes["part"], measured=took)})
+def measured(node, took_s):
+    costs = PartCosts(Work(Kind.PRODUCT, measured_s=took_s), 1000)
+    return replace(node, attributes={**node.attributes, "part": replace(node.attributes["part"], costs=costs)})
 
 
 def tailed_cases(count):

@@ -217,7 +217,7 @@ def _with_costs(graph: Graph, source: Source, sample: Array, network: Network, p
         read = source
         if opset_of(source.onnx.proto) < MIN_OPSET:
             read, _ = load(network.model, sample)
-        return with_costs_of(graph, _read(read, sample, None, [], _silent, None, profiles)[0])
+        return with_costs_of(graph, _read(read, sample, None, [], lambda _step: None, None, profiles)[0])
 
     def timed() -> Graph:
         return with_timed_part(graph, sample[:1], profiles)
@@ -226,9 +226,6 @@ def _with_costs(graph: Graph, source: Source, sample: Array, network: Network, p
         return optional("the prediction by operators", by_operators, timed)
     except ModelError:  # what cannot be read runs as it is nevertheless
         return timed()
-
-
-def _silent(_step: str) -> None: ...
 
 
 def _checked(

@@ -34,7 +34,6 @@ from serfer.local.servers.step_functions import StepFunctionsServer
 from serfer.packaging.bundle import (
     HANDLER,
     WEIGHTS,
-    code_stamp,
     dependencies,
     directory_bytes,
     function_directory,
@@ -44,8 +43,9 @@ from serfer.plan_directory import check_artefacts, load_plan
 from serfer.settings import Settings, aws_access
 from serfer.splitter.network import zoo
 from serfer.storage import distribution, schemes
+from serfer.wiring.network_file import plan_name
 from serfer.wiring.options import TASK_TIMEOUT_S, Choices
-from serfer.wiring.plan_cache import cached_plan
+from serfer.wiring.plan_cache import cached_plan, planned_for
 
 _EXECUTION_S = {"standard": 3600, "express": EXPRESS_LIMIT_S}
 
@@ -65,14 +65,15 @@ def zoo_plan(name: str, settings: Settings, progress: Callable[[str], None]) -> 
     ModelError for an unknown name.
     """
     zoo.find(name)  # refuses an unknown name
+    circumstances = planned_for(settings)
 
     def make(directory: Path) -> None:
         from serfer.splitter.split import split  # noqa: PLC0415 - imports onnx and torch, which a plan in the cache spares
 
         progress(f"planning {name}, once: the plan stays in {directory.parent}")
-        split(name, out=directory, progress=progress)
+        split(name, out=directory, progress=progress, **circumstances)
 
-    return cached_plan(settings.cache_dir, f"{name}-{code_stamp(('serfer.splitter', 'serfer.core'))}", make)
+    return cached_plan(settings.cache_dir, plan_name(name, {"for": repr(circumstances)}), make)
 
 
 def dependency_bytes(settings: Settings, progress: Callable[[str], None]) -> int:

@@ -30,7 +30,7 @@ from serfer.settings import Settings
 from serfer.splitter.network.description import Description
 from serfer.splitter.network.description import assumed_preprocess as assumed_for
 from serfer.splitter.network.named_models import CACHE, DOWNLOAD, WEIGHTS_FROM, NamedModel, check_weights_file
-from serfer.wiring.plan_cache import cached_plan
+from serfer.wiring.plan_cache import cached_plan, planned_for
 
 _MOST_BYTES: Final = 2 * 1024**3  # of an ONNX file; its weights may be in others
 _MOST_LOCATION: Final = 4096  # bytes of the name of a file of weights
@@ -61,6 +61,7 @@ def plan_of_file(
     """
     description = description or Description()
     called, parts = of_name(network) if isinstance(network, NamedModel) else of_file(network)
+    circumstances = planned_for(settings)
     what = f"building {network}" if isinstance(network, NamedModel) else f"reading {network.name}"
 
     def make(directory: Path) -> None:
@@ -77,10 +78,17 @@ def plan_of_file(
             activation=description.output,
             sizes=sizes,
             progress=progress,
+            **circumstances,
         )
 
     given = None if example is None else [example.shape, hashlib.sha256(example.tobytes()).hexdigest()]
-    parts = {**parts, "example": given, "description": unstructure(description), "sizes": sizes}
+    parts = {
+        **parts,
+        "example": given,
+        "description": unstructure(description),
+        "sizes": sizes,
+        "for": repr(circumstances),
+    }
     return cached_plan(settings.cache_dir, plan_name(called, parts), make)
 
 

@@ -5,14 +5,23 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from serfer.build_cache import assembled, cache_of, in_use
 from serfer.core.errors import PlanError
+from serfer.doctor.accounts import quotas_for
 from serfer.files import locked
 from serfer.plan_directory import check_artefacts, load_plan
+from serfer.settings import Settings
 
 PLANS = "plans"
 """The folder of plans in the cache."""
+
+
+def planned_for(settings: Settings) -> dict[str, Any]:
+    """Return the account, prices and operator profiles that plans in the cache are for: those of `serfer split`."""
+    facts = settings.facts()
+    return {"account": quotas_for(settings, None), "facts": facts, "profiles": settings.profiles()}
 
 
 def cached_plan(cache: Path, name: str, make: Callable[[Path], None]) -> Path:

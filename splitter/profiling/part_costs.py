@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
@@ -23,7 +21,6 @@ from serfer.core.costs.sessions import WORKER_MB
 from serfer.core.plan import TIMED
 from serfer.core.units import MIB
 from serfer.splitter.network.as_is import PART, STEP_BY_STEP, AsIsPart, PartCosts, scan
-from serfer.splitter.network.external_weights import ExternalWeightsModel
 from serfer.splitter.network.graph import Graph, Node, Weights, needed_for
 from serfer.splitter.network.onnx_models import model_of, run_once
 from serfer.splitter.plan_dir.emit import input_name, tile_graph
@@ -39,15 +36,14 @@ from serfer.splitter.tiling.global_pooling import with_tile_pools
 from serfer.splitter.tiling.regions import infer_regions, whole_regions
 
 _WEIGHTS = "part.bin"
-_CONVOLUTIONS, _CHANNELS, _SIDE = 2, 64, 56
-"""Of the network that the profiles know: some milliseconds."""
+_CHANNELS, _SIDE = 64, 56  # of the network that the profiles know: two milliseconds
 
 
 def with_costs_of(graph: Graph, known: Graph) -> Graph:
     """Return a network that runs as it is, whole, with the costs of the graph of its operators in one task."""
-    times, own = times_of(known), next(filter(None, map(part_of, known.nodes)), None)
-    if times == TIMED and own and own.costs:
-        return _with_costs(graph, own.costs)
+    times = times_of(known)
+    if times == TIMED:
+        return _with_costs(graph, _part_in(known).attributes[PART].costs)
     known = with_tile_pools(known)
     count = len(known.nodes)
     peak = MIB * (memory_needed(known, 0, count, weight_bytes(known, 0, count)) - WORKER_MB)
@@ -55,16 +51,14 @@ def with_costs_of(graph: Graph, known: Graph) -> Graph:
 
 
 def with_timed_part(graph: Graph, sample: NDArray[np.float32], profiles: Profiles) -> Graph:
-    """Return the graph with what its part takes on this machine, for an image (1, C, H, W); itself without a part.
+    """Return the graph with what its part takes on this machine, for an image (1, C, H, W).
 
     More threads shorten it as they do convolutions, where it has any and no operators that go step by step.
     Raises ModelError where the part does not run by itself.
     """
-    node = next((node for node in graph.nodes if part_of(node)), None)
-    if node is None:
-        return graph
+    node = _part_in(graph)
     known = _known_network()
-    works = _works(from_onnx(ExternalWeightsModel.of(ir.from_proto(known)), _SIDE, _SIDE))
+    works = _works(from_onnx(known, _SIDE, _SIDE))
     known_s = profiles.run_s + sum(profiles.seconds(work) for work in works)
     with tempfile.TemporaryDirectory() as directory:
         beside = Path(directory, "known.onnx")
@@ -75,13 +69,14 @@ def with_timed_part(graph: Graph, sample: NDArray[np.float32], profiles: Profile
     return _with_costs(graph, PartCosts(Work(kind, measured_s=times * known_s / (1 + profiles.safety)), peak))
 
 
+def _part_in(graph: Graph) -> Node:
+    return next(node for node in graph.nodes if part_of(node))
+
+
 def _with_costs(graph: Graph, costs: PartCosts) -> Graph:
-    nodes = []
-    for node in graph.nodes:
-        part = part_of(node)
-        known = replace(node, attributes={**node.attributes, PART: replace(part, costs=costs)}) if part else node
-        nodes.append(known)
-    return replace(graph, nodes=tuple(nodes))
+    node = _part_in(graph)
+    known = replace(node, attributes={**node.attributes, PART: replace(node.attributes[PART], costs=costs)})
+    return replace(graph, nodes=tuple(known if other is node else other for other in graph.nodes))
 
 
 def _works(graph: Graph) -> tuple[Work, ...]:
@@ -93,12 +88,11 @@ def _works(graph: Graph) -> tuple[Work, ...]:
 
 def _known_network() -> onnx.ModelProto:
     shape = [1, _CHANNELS, _SIDE, _SIDE]
-    names = [f"x{number}" for number in range(_CONVOLUTIONS + 1)]
     weight = np.full((_CHANNELS, _CHANNELS, 3, 3), 1 / (9 * _CHANNELS), np.float32)
     return model_of(
-        [helper.make_node("Conv", [given, "w"], [made], pads=[1] * 4) for given, made in pairwise(names)],
-        [helper.make_tensor_value_info(names[0], onnx.TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info(names[-1], onnx.TensorProto.FLOAT, shape)],
+        [helper.make_node("Conv", ["x", "w"], ["y"], pads=[1] * 4)],
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, shape)],
         [numpy_helper.from_array(weight, "w")],
     )
 

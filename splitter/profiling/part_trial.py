@@ -2,9 +2,9 @@
 
     python -m serfer.splitter.profiling.part_trial MODEL INPUTS KNOWN     prints {"times": ..., "peak_bytes": ...}
 
-KNOWN is a model that takes a tensor x0 of the shape that it has. Both run by turns, on one thread, as a function with
-one vCPU has, by processor time: what else runs here slows both down alike, as far as it does. A process of its own has
-no memory of anything else, and where ONNX Runtime ends it, the caller can say so.
+KNOWN is another model. Both run by turns, on one thread, as a function with one vCPU has, by processor time: what else
+runs here slows both down, as far as it does. A process of its own has no memory of anything else, and where ONNX
+Runtime ends it, the caller can say so.
 """
 
 from __future__ import annotations

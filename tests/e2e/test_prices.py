@@ -14,7 +14,10 @@ from serfer_bench.study.policies.infless.scenario import read_cluster
 from tests.e2e.small import slow_starts
 from tests.study.sim.cluster.worlds import TOML as CLUSTER
 
-FIELDS = {"model", "plan", "store", "cold_share", "query", "cold_query", "burst", "idle_month", "cold_plan", "starts"}
+FIELDS = {
+    *("model", "plan", "store", "cold_share", "times", "query", "warm_query", "cold_query"),
+    *("burst", "idle_month", "cold_plan", "starts"),
+}
 STAGE = {
     *("name", "grid", "path", "tasks", "memory_mb", "ms", "cost_usd", "billed_ms"),
     *("bytes_read", "ranges", "bytes_written", "bytes_carried", "weights_in", "cold_start"),

@@ -29,6 +29,7 @@ def said(tmp_path, monkeypatch, capsys, light_layers):  # noqa: ARG001 - a fixtu
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SERFER_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("SERFER_ACCOUNT", "1024,10")  # every command plans for it
     monkeypatch.setattr(local, "dependency_bytes", lambda *_: 0)
     monkeypatch.setattr(part_costs, "measured", lambda *_: (3.0, 1 << 20))
 

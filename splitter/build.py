@@ -212,20 +212,12 @@ def whole(
 
 def _with_costs(graph: Graph, source: Source, sample: Array, network: Network, profiles: Profiles) -> Graph:
     """Return a graph that runs as it is, whole, with the costs of its operators as `split` reads them, or as timed."""
-
-    def by_operators() -> Graph:
-        read = source
-        if opset_of(source.onnx.proto) < MIN_OPSET:
-            read, _ = load(network.model, sample)
-        return with_costs_of(graph, _read(read, sample, None, [], lambda _step: None, None, profiles)[0])
-
-    def timed() -> Graph:
-        return with_timed_part(graph, sample[:1], profiles)
-
     try:
-        return optional("the prediction by operators", by_operators, timed)
-    except ModelError:  # what cannot be read runs as it is nevertheless
-        return timed()
+        if opset_of(source.onnx.proto) < MIN_OPSET:
+            source, _ = load(network.model, sample)
+        return with_costs_of(graph, _read(source, sample, None, [], lambda _step: None, None, profiles)[0])
+    except Exception:  # noqa: BLE001 - what cannot be read runs as it is nevertheless
+        return with_timed_part(graph, sample[:1], profiles)
 
 
 def _checked(

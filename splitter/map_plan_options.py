@@ -16,7 +16,6 @@ KeptMaps = Literal["auto", "always", "never"]
 
 
 def memory_in(text: str) -> list[int] | None:
-    """Read --memory: auto, a number or several; raises UsageError."""
     if text == "auto":
         return None
     if not re.fullmatch(r"\d{1,6}(,\d{1,6})*", text):

@@ -160,7 +160,6 @@ def _decide(
 def _fit_functions(
     original: Graph, options: SplitOptions, budget: Budget, calibration: Calibration | None, progress: Progress
 ) -> _Fitted:
-    """Return the least changed network whose parts fit their functions; raises ModelError where none do."""
     progress("choosing cuts and grids")
     network, changes = original, tuple[ModelChange, ...]()
     if options.gap == "always":
@@ -190,7 +189,6 @@ def _choose_chain(fitted: _Fitted, options: SplitOptions, budget: Budget) -> _Ch
 
 
 def _explain_unmet(fitted: _Fitted, chosen: _Chosen, options: SplitOptions, budget: Budget) -> str:
-    """Say what of the request the plan does not have; empty where it has everything."""
     untiled = _why_untiled(fitted.graph, fitted.cuts, options.grids.requested, chosen.choices, budget.max_tiles)
     if untiled or chosen.gangs:
         return untiled
@@ -328,7 +326,6 @@ def _storages(graph: Graph, options: SplitOptions, *, spread: bool) -> Iterator[
 
 
 def _with_columns(options: SplitOptions) -> SplitOptions:
-    """Allow columns for layers that are too large, independent of the requested grid."""
     return options if options.grids.per_stage else replace(options, grids=replace(options.grids, for_large=COLUMNS))
 
 
@@ -370,7 +367,6 @@ def _gang_modes(options: SplitOptions, budget: Budget) -> Sequence[str]:
 
 
 def _searches_gangs(options: SplitOptions, budget: Budget) -> bool:
-    """Return whether gangs are searched: not where the user fixed the stages, and over stores that carry messages."""
     fixed = options.stages or options.cuts or options.grids.per_stage or options.objective == "work"
     return not fixed and options.gang != "never" and exchanges(budget.store)
 
@@ -391,7 +387,6 @@ def _nothing_fits(network: Graph, options: SplitOptions, budget: Budget) -> Mode
 def _with_gap(
     original: Graph, calibration: Calibration | None, progress: Progress
 ) -> tuple[Graph, tuple[ModelChange, ...]]:
-    """Return the network with a global average pooling head, and the change in accuracy."""
     if find_head(original) is None:
         raise ModelError("the network has no fully connected head that pooling could replace: use --set gap=never")
     if calibration is None:
@@ -422,7 +417,6 @@ def _half_weights(graph: Graph, choices: Sequence[Choice]) -> frozenset[str]:
 
 
 def _measure_half(before: Graph, after: Graph, half: frozenset[str], calibration: Calibration | None) -> ModelChange:
-    """Measure the effect of rounding weights to fp16 on the answers, on calibration images where there are any."""
     shape = before.shape(before.input)
     if calibration is None:
         size = (_RANDOM_INPUTS, shape.channels, shape.height, shape.width)
@@ -455,7 +449,6 @@ def _run_all(run: _Run, images: NDArray[np.float32]) -> Answer:
 def _deployment_options(
     original: Graph, options: SplitOptions, budget: Budget, changes: Sequence[ModelChange]
 ) -> tuple[DeploymentOption, ...]:
-    """List how the largest part that no cut divides could be deployed; nothing where it fits as it is."""
     graph = with_tile_pools(original)
     room = budget.limit.room
     spans = [(left.position, right.position) for left, right in pairwise(_cuts(graph, options, budget))]

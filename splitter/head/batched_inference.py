@@ -47,7 +47,6 @@ def batch_size(graph: Graph) -> int:
 
 
 def macs(graph: Graph, nodes: Sequence[Node]) -> int:
-    """Count one image's multiply-accumulates."""
     return sum(operators.macs(graph, node, int(np.prod(graph.shapes[node.output][2:]))) for node in nodes)
 
 

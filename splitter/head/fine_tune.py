@@ -156,7 +156,6 @@ class _Network:
         return functional.linear((pooled - self._mean) / self._deviation, self._weight, self._bias)
 
     def learn(self, batch: Examples, factor: float) -> None:
-        """Take one step at `factor` of the learning rates."""
         for group, rate in zip(self._optimiser.param_groups, self._rates, strict=True):
             group["lr"] = rate * factor
         self._optimiser.zero_grad()
@@ -169,7 +168,6 @@ class _Network:
         self._optimiser.step()
 
     def score(self, examples: Examples) -> tuple[float, float]:
-        """Return (accuracy, minus the mean cross entropy) on examples."""
         with torch.no_grad():
             parts = [self._forward(examples.images[part]).numpy() for part in self._parts(len(examples))]
         return judge(np.concatenate(parts), examples.labels)

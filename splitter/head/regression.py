@@ -35,7 +35,6 @@ class Scaling:
         return ((features - self.mean) / self.deviation).astype(np.float32)
 
     def fold(self, layer: Linear) -> Linear:
-        """Return the layer on plain features that equals `layer` on scaled ones."""
         weight = layer.weight / self.deviation
         bias = layer.bias - weight @ self.mean
         return Linear(weight.astype(np.float32), bias.astype(np.float32))

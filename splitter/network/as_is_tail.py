@@ -49,7 +49,6 @@ class InferredTensors:
         )
 
     def can_be_read(self, name: str) -> bool:
-        """Return whether a part may read a tensor: float32, of one image, of a known size."""
         shape = self.shapes.get(name, ())
         return self.kinds.get(name) == TensorProto.FLOAT and shape[:1] == (1,) and min(shape) > 0
 

@@ -101,7 +101,6 @@ class Description:
 
     @property
     def output(self) -> str | None:
-        """What the outputs are, as `--output` has it; None where that was not said."""
         return str(self.boxes) if self.boxes else self.activation
 
     @classmethod

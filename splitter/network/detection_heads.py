@@ -54,7 +54,6 @@ class BoxOptions:
 
     @classmethod
     def of(cls, text: str) -> Self:
-        """Read `boxes[:FAMILY][,score=S][,iou=I][,most=N]`; raises UsageError that says what is wrong."""
         named, *given = text.split(",")
         _, colon, family = named.partition(":")
         if colon and family not in FAMILIES:
@@ -106,7 +105,6 @@ def with_classes(head: DetectionHead, tensors: _Tensors, shape: Shape, labels: i
 
 
 def is_boxes(text: str) -> bool:
-    """Return whether what `--output` is given asks for boxes."""
     return re.split("[:,]", text, maxsplit=1)[0] == BOXES
 
 

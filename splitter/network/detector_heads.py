@@ -90,7 +90,6 @@ class DetectorParts:
         return trunk
 
     def decoded(self) -> Callable[[Mapping[str, NDArray[Any]]], list[NDArray[Any]]]:
-        """Return the decoder as a function of the heads' maps, in this process."""
         session = session_of(self.decoder)
         return lambda maps: list(session.run(None, dict(maps)))
 

@@ -43,7 +43,6 @@ class ExternalWeightsModel:
         return cls(ir.to_proto(ir.external_data.load_to_model(model)), large)  # what is left is small
 
     def whole(self) -> ir.Model:
-        """Return the model with its large constants, without a copy of them."""
         model = ir.from_proto(self.proto)
         inputs = list(model.graph.inputs)
         model.graph.inputs[:] = [value for value in inputs if value.name not in self.large]
@@ -54,7 +53,6 @@ class ExternalWeightsModel:
         return model
 
     def with_constants(self, values: Weights) -> ExternalWeightsModel:
-        """Return the model with more constants, of which `proto` gets the small ones."""
         proto = onnx.ModelProto()
         proto.CopyFrom(self.proto)
         large = {name: value for name, value in values.items() if value.nbytes > INLINE_BYTES}

@@ -257,14 +257,12 @@ class _Rewrite:
         return list(self.input.type.tensor_type.shape.dim)
 
     def integers(self, node: onnx.NodeProto, index: int) -> list[int] | None:
-        """Return the whole numbers of a small constant input, None where it is another one."""
         tensor = self._constants.get(node.input[index]) if len(node.input) > index else None
         if tensor is None or tensor.data_type not in (TensorProto.INT32, TensorProto.INT64):
             return None
         return [int(value) for value in numpy_helper.to_array(tensor).ravel()]
 
     def first_readers(self) -> Iterator[onnx.NodeProto]:
-        """Yield the operators that the image reaches through those that keep its axes."""
         reached = {self.input.name}
         for node in self.graph.node:
             if not reached & {*node.input}:

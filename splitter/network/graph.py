@@ -169,7 +169,6 @@ class Graph:
         return positions
 
     def last_use(self, tensor: str) -> int:
-        """Return the position of the last node that reads an activation, -1 where none does."""
         return self.readers.get(tensor, [-1])[-1]
 
     def can_cross(self, tensor: str) -> bool:

@@ -120,7 +120,6 @@ def plain_network(
 
 
 def prepared(model: ExternalWeightsModel, height: int, width: int) -> ExternalWeightsModel:
-    """Return a model at an input of height x width with functions written out and constants folded."""
     light = with_static_input(model, height, width)
     with_plain_group_norms(light.proto)
     return _folded(simplified(_with_own_windows(light)))
@@ -209,7 +208,6 @@ def _is_no_growth(node: ir.Node) -> bool | None:
 
 
 def _folded(model: ExternalWeightsModel) -> ExternalWeightsModel:
-    """Fold constant subgraphs that the optimizer leaves: quantised weights, pads."""
     graph = model.proto.graph
     constant = {tensor.name for tensor in graph.initializer} | model.large.keys()
     foldable: list[onnx.NodeProto] = []

@@ -75,7 +75,6 @@ class Interpolation:
         return replace(self, first=self.first[:outputs], stop=self.stop[:outputs], weights=self.weights[:outputs])
 
     def read(self, out: Span) -> Span:
-        """Return the input rows that output rows `out` read, from the first to the last."""
         part = slice(out.start, out.stop)
         return Span(int(self.first[part].min()), int(self.stop[part].max()))
 
@@ -90,7 +89,6 @@ def is_separable(graph: Graph, node: Node) -> bool:
 
 
 def interpolation(graph: Graph, node: Node, axis: int) -> Interpolation:
-    """Return what a Resize (see `is_separable`) does to ROW_AXIS or COL_AXIS."""
     return graph.once(_interpolation, node, axis)
 
 

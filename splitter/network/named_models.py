@@ -62,7 +62,6 @@ class NamedModel:
 
     @classmethod
     def of(cls, model: Self | str) -> Self:
-        """Return a model that was given as such or by its name."""
         return cls(model) if isinstance(model, str) else model
 
 

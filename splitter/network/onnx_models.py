@@ -32,7 +32,6 @@ def model_of(
     name: str = "graph",
     domains: Mapping[str, int] | None = None,
 ) -> onnx.ModelProto:
-    """Return a model of ONNX's own operators, and of those of `domains` at their versions."""
     imports = [helper.make_opsetid("", opset), *(helper.make_opsetid(*item) for item in (domains or {}).items())]
     graph = helper.make_graph(nodes, name, inputs, outputs, list(constants))
     return helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION)

@@ -68,7 +68,6 @@ class _Shapes:
         self._known: dict[Size, list[tuple[int, ...]]] = {}
 
     def of(self, size: Size) -> list[tuple[int, ...]]:
-        """Return the shape of each output, an axis for images left out."""
         if size not in self._known:
             arrays = _in_order(_answer(self._run, self._image, size))
             pairs = zip(self.results, arrays, strict=False)  # an output that is listed twice is one

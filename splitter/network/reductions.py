@@ -77,7 +77,6 @@ def class_type(classes: int) -> str:
 
 
 def reduced_answer(answer: Answer, reduction: Reduction) -> Answer:
-    """Return a model's own answer with its first map reduced, computed on the whole map."""
     if not isinstance(answer, Mapping):
         _place([answer.shape if answer.dtype == np.float32 else ()], [reduction.output or ""], reduction.output)
         return _reduced(answer, reduction)
@@ -147,7 +146,6 @@ def of_probabilities(graph: Graph) -> bool:
 
 
 def with_reduction(source: Source, reduction: Reduction | None) -> Source:
-    """Return a source whose own answers are reduced as the plan's are, by other code."""
     if reduction is None:
         return source
     run, chosen = source.run, reduction

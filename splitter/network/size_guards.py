@@ -39,7 +39,6 @@ class SizeGuards:
 
     @classmethod
     def of(cls, program: ExportedProgram) -> SizeGuards:
-        """Return the guards of a module that was exported for images, its only input, of any size."""
         import sympy  # noqa: PLC0415 - slow to import, and torch's
 
         values = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"]
@@ -96,7 +95,6 @@ class SizedExports:
     made: list[tuple[Size, SizedExport]] = field(default_factory=list)
 
     def of(self, size: Size) -> SizedExport:
-        """Return the program for images of this size; raises ModelError where the module has none."""
         for _, export in self.made:
             if export.guards.broken(size) is None:
                 return export

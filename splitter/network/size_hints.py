@@ -23,7 +23,6 @@ _SIDES = (224, 256)
 
 
 def size_in_metadata(model: onnx.ModelProto) -> Size | None:
-    """Return the rows and columns that a file's metadata names, None where there are none."""
     texts = {item.key: item.value for item in model.metadata_props}
     for text in (texts[key] for key in _KEYS if key in texts):
         try:

@@ -30,7 +30,6 @@ class Window:
 
 
 def window(node: Node, axis: int) -> Window:
-    """Return the sliding window of a windowed operator along ROW_AXIS or COL_AXIS."""
     return _window(node.attributes, axis - ROW_AXIS)
 
 

@@ -102,7 +102,6 @@ class Source:
     unread: str = ""
 
     def at(self, size: Size) -> ExternalWeightsModel:
-        """Return the model for images of a size; raises ModelError where a module has none."""
         return self.sized.of(size).onnx if self.sized else self.onnx
 
     def like_images(self, images: Array) -> Array:
@@ -110,7 +109,6 @@ class Source:
         return self.given.like_images(images) if self.given else images
 
     def check_numbers(self, preprocess: Preprocess) -> None:
-        """Raise PlanError where a description gives numbers that the input of a file does not have."""
         if self.given:
             check_numbers(preprocess, self.given.name, self.given.dtype)
 
@@ -224,7 +222,6 @@ def call_factory(path: Path, factory: str) -> Any:  # noqa: ANN401 - checked to 
 
 
 def _place(error: BaseException, path: Path) -> str:
-    """Return the last line of the user's own code, in the file or beside it, that an error came from."""
     folder = path.resolve().parent
     frames = traceback.extract_tb(error.__traceback__)
     own = [
@@ -320,7 +317,6 @@ def _first_taken(
 
 
 def noise(channels: int, size: Size) -> Array:
-    """Return a random image (1, channels, rows, columns), the same each time."""
     return np.random.default_rng(0).standard_normal((1, channels, *size), dtype=np.float32)
 
 
@@ -451,7 +447,6 @@ def _attention_by_parts(
 
 @contextmanager
 def _inductor_cache() -> Iterator[None]:
-    """Give torch's compiler, which the export starts, a temporary directory."""
     name = "TORCHINDUCTOR_CACHE_DIR"
     with tempfile.TemporaryDirectory() as directory:
         before = os.environ.get(name)
@@ -477,7 +472,6 @@ def _quiet() -> Iterator[None]:
 
 
 def _why_not(error: BaseException) -> str:
-    """Explain in one line why a module cannot be exported, by the first error of the chain."""
     while error.__cause__ is not None:
         error = error.__cause__
     branch = re.search(r'raised this error:\n *File "(.*)", line (\d+), in .*\n *(.*)', str(error))

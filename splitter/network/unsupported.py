@@ -111,7 +111,6 @@ def _why_not(model: onnx.ModelProto, node: onnx.NodeProto, known: Collection[tup
 
 
 def reason_of(model: onnx.ModelProto, node: onnx.NodeProto) -> str:
-    """Return why an operator of this kind cannot be split; empty where it can."""
     return _why_not(model, node, ()) or ""
 
 

@@ -117,7 +117,6 @@ def _varying(inferred: _Inferred, name: str, arrays: Sequence[NDArray[Any]]) -> 
 
 
 def _bound(inferred: _Inferred, node: onnx.NodeProto) -> int | None:
-    """Return the most results of an operator, None where that is not known."""
     if node.op_type == "NonMaxSuppression":
         scores = inferred.shapes.get(node.input[1])
         if scores is None or None in scores:

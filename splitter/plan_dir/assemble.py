@@ -302,7 +302,6 @@ def _stage_parts(decision: Decision) -> list[_StagePart]:
 
 
 def _with_pools(parts: Sequence[_StagePart]) -> list[_StagePart]:
-    """Give each TilePool whose share is handed on the grid of its stage."""
     graph = parts[0].graph
     for part in parts:
         graph = with_grid(graph, part.choice.grid, frozenset(part.outputs))

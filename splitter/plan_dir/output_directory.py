@@ -90,7 +90,6 @@ def appearing_whole(place: Path, check_replaceable: Callable[[Path], None] = che
 
 
 def _is_plan(directory: Path) -> bool:
-    """Return whether a directory has a plan.json of SerFer, of any format, or the remains of a damaged plan."""
     file = directory / PLAN_FILE
     if not file.is_file():
         return False

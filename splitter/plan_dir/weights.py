@@ -45,7 +45,6 @@ class WeightsFile:
         return self._constants[key].nbytes // (2 if key in self._half else 1)
 
     def write(self, path: Path) -> None:
-        """Write the constants, little endian, one after the other."""
         with path.open("wb") as file:
             for key, value in self._constants.items():
                 kind = np.dtype(np.float16) if key in self._half else value.dtype

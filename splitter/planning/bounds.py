@@ -137,7 +137,6 @@ class StepBounds:
         return seconds, usd - rounded + self._starts_usd(tasks)
 
     def _starts_usd(self, tasks: int) -> Floats:
-        """Price the starts of so many environments without weights, in the share of the queries that are cold."""
         usd = Fit((), half=False, weight_bytes=0).starts_usd(tasks, self._memory, self._platform, 0)
         return np.zeros(len(self._memory)) if usd is None else usd
 

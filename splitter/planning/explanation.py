@@ -48,7 +48,6 @@ class Constraints:
 
 
 def out_of_reach(search: Search, goal: Goal) -> ModelError:
-    """Return the error that names the bound no plan keeps, by how much, and the nearest plan."""
     fastest, cheapest = search.fastest, search.cheapest
     if fastest is None or cheapest is None:
         raise AssertionError("no chain at all: nothing fits")
@@ -77,7 +76,6 @@ def out_of_reach(search: Search, goal: Goal) -> ModelError:
 def why_nothing_fits(
     graph: Graph, cuts: Sequence[Cut], grids: GridChoice, stages: int | None, budget: Budget, storage: WeightStorage
 ) -> str:
-    """Explain in one line which bound the request violates, and by how much."""
     endless = replace(budget, limit=PackageLimit(sys.maxsize, 0), memory_mb=(_ENDLESS_MB,))
     chain = prepare(graph, cuts, grids, stages, endless, most_stages=MAX_GANG_STAGES).fastest
     if chain is None:
@@ -197,7 +195,6 @@ def _join_names(names: Sequence[str]) -> str:
 
 
 def _beats(other: Alternative, chosen: Alternative) -> bool:
-    """Describe another plan that fits and is predicted to be faster and cheaper, if there is one."""
     return other.fits and _is_better(other, chosen)
 
 
@@ -222,7 +219,6 @@ def _times(ratio: float) -> str:
 
 
 def alternative(chain: Chain, platform: Platform, *, chosen: bool) -> Alternative:
-    """Return a chain as a plan lists it among others, on a platform with a share of cold queries."""
     cold_s = first_answer(chain, platform)
     starts = sum(float(edge.cold_usd[memory]) for edge, memory in chain.steps if edge.cold_usd is not None)
     return Alternative(

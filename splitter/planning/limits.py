@@ -89,11 +89,9 @@ class FunctionLimits:
         return self._find_place(work.start, work.stop, work.grid if work.grid.columns else None)
 
     def of_gang(self, start: int, stop: int) -> Fit | None:
-        """Return how the one function of a gang of nodes [start, stop) holds it, or None where it cannot."""
         return self._find_place(start, stop, None)
 
     def _find_place(self, start: int, stop: int, columns: Grid | None) -> Fit | None:
-        """Return the first way to hold nodes [start, stop), whose functions may share them by columns."""
         whole = self._weight_bytes(start, stop)
         for place, half in self._ways:
             size = self._weight_bytes(start, stop, half=True) if half else whole
@@ -110,7 +108,6 @@ class FunctionLimits:
         return None
 
     def _held_apart(self, start: int, stop: int, columns: Grid) -> Fit | None:
-        """Return the first way to hold nodes [start, stop) in functions that have a group of columns each."""
         nodes = self.graph.nodes[start:stop]
         full = column_bytes(self.graph, nodes, columns)
         for place, half in self._ways:
@@ -133,7 +130,6 @@ class FunctionLimits:
         return tuple(ways)
 
     def _memory_for(self, start: int, stop: int, weights: int, place: str) -> tuple[int, ...]:
-        """Return the memory sizes that hold so many bytes of weights in a place and the largest maps."""
         need = memory_needed(self.graph, start, stop, weights, place)
         return tuple(size for size in self.budget.memory_mb if size >= need)
 
@@ -150,7 +146,6 @@ class FunctionLimits:
     def _has_room(
         self, start: int, stop: int, size: int, columns: Grid | None, place: str, half: Container[str]
     ) -> bool:
-        """Return whether a place has room for `size` bytes of weights, in a zip spread by columns if needed."""
         room = room_in(place, self.budget)
         if size <= room or not (self.storage.spread and columns):
             return size <= room
@@ -189,11 +184,9 @@ def memory_needed(graph: Graph, start: int, stop: int, weights: int, weights_in:
 
 
 def _peak_as_it_is(graph: Graph, start: int, stop: int) -> int:
-    """Return the bytes that what runs as it is in nodes [start, stop) takes at most; 0 for nothing."""
     parts = filter(None, map(part_of, graph.nodes[start:stop]))
     return max((part.costs.peak_bytes for part in parts if part.costs), default=0)
 
 
 def _largest_maps(graph: Graph, start: int) -> list[int]:
-    """Return the values of the largest map from node `start` up to each node."""
     return list(accumulate((graph.shape(node.output).elements for node in graph.nodes[start:]), max))

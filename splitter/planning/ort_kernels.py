@@ -172,7 +172,6 @@ def _with_reorder(graph: Graph, layout: _LayoutPlan, node: Node, region: Rect) -
 
 
 def output_work(graph: Graph, tensor: str, have: Rect, part: Rect) -> list[Work]:
-    """Return the work of a task to output `part` of a tensor of which it computes `have`."""
     layout, works = graph.once(_layout), []
     if tensor in layout.nchwc and tensor not in layout.converted and have.area > 1:
         works.append(_copy_work(Kind.REORDER_OUTPUT, graph, tensor, have))
@@ -261,7 +260,6 @@ def _kind(graph: Graph, node: Node) -> Kind:
 
 
 def kind_of(operator: str) -> Kind:
-    """Return the kind of an ONNX operator that is neither a convolution nor a fully connected layer."""
     if operator in _PRODUCTS:
         return Kind.PRODUCT
     if operator in POOLS:

@@ -127,7 +127,6 @@ def gangs_of_runs(
 def _gang_memory(
     graph: Graph, run: Sequence[Choice], budget: Budget, half: Container[str], places: Sequence[str]
 ) -> tuple[int, str] | None:
-    """Return the MB of a gang of some stages, and the place of its weights, or None where they cannot be one."""
     first, sizes = (
         run[0].grid,
         [weight_bytes(graph, choice.start, choice.stop, half if choice.half else ()) for choice in run],

@@ -79,7 +79,6 @@ def rounding(value: NDArray[np.float32]) -> float:
 
 
 def with_half(graph: Graph, names: frozenset[str]) -> Graph:
-    """Return the graph with these weights rounded to fp16 numbers and marked to be stored as such."""
     weights = {
         name: value.astype(np.float16).astype(np.float32) if name in names else value
         for name, value in graph.weights.items()

@@ -269,7 +269,6 @@ class _Labels:
         return cls(0, 0, zero, zero, [None], none, none, [], none)
 
     def extended(self, edge: Edge) -> _Labels:
-        """Return every chain with one more stage, for every memory."""
         count, memories = len(self.seconds), len(edge.usd)
         seconds = (self.seconds + edge.seconds[:, self.grid, None]).ravel()
         usd = (self.usd + edge.usd[:, self.grid, None]).ravel()

@@ -182,7 +182,6 @@ class SplitOptions(FunctionOptions):
 
     @property
     def places(self) -> tuple[str, ...]:
-        """Where functions may have their weights, the preferred place first."""
         return places_of(self.weights)
 
     @property
@@ -240,7 +239,6 @@ class Budget:
 
 
 def places_of(weights: str) -> tuple[str, ...]:
-    """Return where functions may have their weights, the preferred place first."""
     return (ZIP, FETCHED) if weights == "auto" else (weights,)
 
 

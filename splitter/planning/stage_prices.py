@@ -81,7 +81,6 @@ class StagePrices:
     grids: Mapping[Grid, int]
 
     def edges(self, candidate: CandidateStage, object_cuts: Container[int]) -> Iterator[Edge]:
-        """Yield a stage for every pair of paths of its tensors in and out, all priced at once."""
         pairs = self._data_paths(candidate.work, object_cuts)
         memory = np.array(candidate.memory_mb, dtype=float)[:, None, None]
         ranges, number = self._different_ranges(candidate.work)

@@ -31,7 +31,6 @@ class AsIs(Rule):
     """A part that runs as it is."""
 
     def axes(self, graph: Graph, node: Node) -> Axes | None:
-        """Return that rows and columns do not come through."""
         return None
 
     def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
@@ -51,7 +50,6 @@ class AsIsOutput(Rule):
     """One result of a part that has several."""
 
     def axes(self, graph: Graph, node: Node) -> Axes | None:
-        """Return that rows and columns do not come through."""
         return None
 
     def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:

@@ -117,7 +117,6 @@ def _finished(source: Source, plain: PlainNetwork) -> tuple[Graph, Source]:
 
 
 def _with_axes(graph: Graph) -> Graph:
-    """Follow rows and columns through transposes, reshapes and the like."""
     axes: dict[str, Axes] = {}
     for node in graph.nodes:
         known = replace(graph, places=axes)

@@ -33,7 +33,6 @@ class GridChoice:
 
     @property
     def requested(self) -> Grid | None:
-        """The one grid requested for every stage that can have it, or None."""
         return self.options[0] if len(self.options) == 1 and not self.per_stage else None
 
 
@@ -81,7 +80,6 @@ def can_part(graph: Graph, tensor: str, grid: Grid, least: int = 1) -> bool:
 
 
 def tile_rects(graph: Graph, tensor: str, grid: Grid) -> list[Rect]:
-    """Return each tile's part of a tensor on a grid; none where it cannot be cut like that."""
     shape = graph.shape(tensor)
     if grid == ONE:
         return [shape.whole]

@@ -54,7 +54,6 @@ def with_pooled_norms(graph: Graph) -> Graph:
 
 
 def _norm_of(graph: Graph, node: Node) -> _Norm | None:
-    """Return the normalisation whose last operator `node` is: itself, or the reshape behind it."""
     if node.kind == "Reshape":
         return _grouped(graph, node)
     if node.kind != "InstanceNormalization" or not _is_plain(graph, node, node.inputs[0]):

@@ -30,7 +30,6 @@ class Slice:
         return _MARK.join((self.base, str(self.axis), str(self.span.start), str(self.span.stop)))
 
     def of(self, value: NDArray[Any]) -> NDArray[Any]:
-        """Return this part of the whole constant, as a view."""
         part = slice(self.span.start, self.span.stop)
         return value[part] if self.axis == 0 else value[:, part]
 
@@ -60,7 +59,6 @@ class OnnxBuilder:
         self.domains: dict[str, int] = {}
 
     def crop(self, name: str, part: Rect, axes: Axes | None, output: str) -> str:
-        """Append a Slice of a map's rows and columns, or of a vector's columns."""
         spans = {1: part.cols} if axes is None else {axes[0]: part.rows, axes[1]: part.cols}
         starts = self.constant(f"{output}.starts", np.array([span.start for span in spans.values()]))
         stops = self.constant(f"{output}.stops", np.array([span.stop for span in spans.values()]))
@@ -91,7 +89,6 @@ class OnnxBuilder:
         return name
 
     def sliced(self, name: str, axis: int, span: Span) -> str:
-        """Return a part of a weight, which is stored apart."""
         value = self._graph.weights[name]
         if span == Span(0, value.shape[axis]):
             return self.weight(name)

@@ -105,7 +105,6 @@ _RULES: dict[str, Rule] = {
 
 
 def tiled_kinds() -> dict[str, tuple[str, ...]]:
-    """Return the kinds of operators that have rules, sorted, by family of rules."""
     about = {
         "tiled as windows (halos where they overlap)": ("Conv", "ConvTranspose", *POOLS, "Pad"),
         "tiled value by value": PER_VALUE | BROADCAST,
@@ -124,7 +123,6 @@ def rule_of(graph: Graph, node: Node) -> Rule | None:
 
 
 def whole_rule(node: Node) -> Rule:
-    """Return the rule that writes an operator which is computed in one piece."""
     return _RULES[node.kind] if runs_as_it_is(node) else Rule()
 
 
@@ -206,7 +204,6 @@ def _is_small(graph: Graph, node: Node) -> bool:
 
 
 def receptive_field(graph: Graph, node: Node, source: str, axis: int) -> ReceptiveField:
-    """Return which rows (or columns) of input `source` an operator reads for rows of its output."""
     rule = None if is_replicated(graph, node) else rule_of(graph, node)
     return rule.receptive_field(graph, node, source, axis) if rule else all_rows(extent(graph, source, axis))
 

@@ -22,7 +22,6 @@ class TilePool(Rule):
     """The pooled value of each tile; a mean is weighted by the tile's share of the map, so that the shares add up."""
 
     def axes(self, graph: Graph, node: Node) -> Axes | None:
-        """Return where the map has its rows and columns; the tiles of the grid lie there."""
         return graph.axes(node.inputs[0])
 
     def receptive_field(self, graph: Graph, node: Node, source: str, axis: int) -> ReceptiveField:

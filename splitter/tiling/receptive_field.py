@@ -34,7 +34,6 @@ def spans_of(parts: Sequence[Span]) -> Spans:
 
 
 def hull(one: Spans, other: Spans) -> Spans:
-    """Return, for each tile, the smallest span that contains both."""
     result: Spans = np.minimum(one, other)
     np.maximum(one[1], other[1], out=result[1])
     return result
@@ -53,13 +52,11 @@ def _bounds(size: int) -> tuple[Spans, Spans]:
 
 
 def same_rows(out: Spans) -> Spans:
-    """Return the receptive field of an operator that reads, for each row, the same row."""
     return out
 
 
 @lru_cache
 def all_rows(size: int) -> ReceptiveField:
-    """Return the receptive field of an operator that reads the whole map for every row."""
     whole = np.array([[0], [size]])
     return lambda out: np.repeat(whole, out.shape[1], axis=1)
 

@@ -31,7 +31,6 @@ class AxisInput:
     field: ReceptiveField
 
     def read_by(self, span: Span) -> tuple[Span, Span]:
-        """Return the rows that one span of the output reads, with the padding and clipped to the map."""
         if span not in self._cache:
             rows = self.field(spans_of([span]))
             full, inside = (Span(*spans[:, 0].tolist()) for spans in (rows, clipped(rows, self.size)))
@@ -165,7 +164,6 @@ def input_region(graph: Graph, node: Node, source: str, region: Rect) -> InputRe
 
 
 def whole_regions(graph: Graph, nodes: Iterable[Node]) -> Regions:
-    """Return the whole map of every tensor of a stage, the regions of a stage in one tile."""
     names = {name for node in nodes for name in (node.output, *graph.activations(node))}
     return {name: graph.shape(name).whole for name in names}
 
@@ -198,7 +196,6 @@ class InternedSpans:
         return known
 
     def hull(self, one: Spans, other: Spans) -> Spans:
-        """Return, for each tile, the smallest span that contains both."""
         if one is other:
             return one
         key = id(one), id(other)

@@ -24,7 +24,6 @@ class _Selection(Rule):
     """Each row of the output is one row of the input, and each column one column; `picks` says which."""
 
     def picks(self, graph: Graph, node: Node) -> _Picks | None:
-        """Return, for the axes (of the input) on which something is selected, the chosen indices."""
         raise NotImplementedError
 
     def receptive_field(self, graph: Graph, node: Node, source: str, axis: int) -> ReceptiveField:
@@ -52,7 +51,6 @@ class Slice(_Selection):
         return graph.axes(node.inputs[0]) if picks is not None and 0 not in picks else None
 
     def picks(self, graph: Graph, node: Node) -> _Picks | None:
-        """Return the indices that lie between the constant bounds."""
         given = [integers(graph, node, index) for index in range(1, 5)]
         if any(values is None for values in given) or node.inputs[0] in graph.weights:
             return None
@@ -98,7 +96,6 @@ class Gather(_Selection):
         return places[0] + shift * (places[0] > axis), places[1] + shift * (places[1] > axis)
 
     def picks(self, graph: Graph, node: Node) -> _Picks | None:
-        """Return the constant indices, if they are rows or columns."""
         axis, source = self._axis(graph, node), node.inputs[0]
         indices = graph.weights[node.inputs[1]]
         return {axis: indices % graph.shapes[source][axis]} if axis in (graph.axes(source) or ()) else {}
@@ -143,7 +140,6 @@ class MatMul(Rule):
         return graph.axes(graph.activations(node)[0]) if product and product[0] > 0 else None
 
     def receptive_field(self, graph: Graph, node: Node, source: str, axis: int) -> ReceptiveField:
-        """Return the rows whose entries in the matrix are not all zero."""
         if self._mixed(graph, node) != axis:
             return super().receptive_field(graph, node, source, axis)
         count, size = extent(graph, node.output, axis), extent(graph, source, axis)

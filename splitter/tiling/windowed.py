@@ -15,7 +15,6 @@ from serfer.splitter.tiling.tiling_rule import Rule, TileOperator
 
 
 def works_on_maps(graph: Graph, node: Node) -> bool:
-    """Return whether a windowed operator slides over a plain map, with constant weights."""
     computed = graph.activations(node) == [node.inputs[0]]
     return computed and all(
         len(graph.shapes[name]) == MAP_RANK and graph.axes(name) == NCHW for name in (node.inputs[0], node.output)
@@ -89,7 +88,6 @@ class ConstantPad(Rule):
 
 
 def pad_amounts(graph: Graph, node: Node) -> list[int]:
-    """Return a Pad operator's eight amounts: before N, C, H, W, then after."""
     given = [int(value) for value in graph.weights[node.inputs[1]]]
     if len(node.inputs) < 4 or not node.inputs[3]:  # noqa: PLR2004 - the fourth input names the axes
         return given

@@ -91,7 +91,6 @@ class NetworkAxis:
         return self.units if self.in_units else self.extent(self.graph.output)
 
     def moving(self, window: WindowKind) -> Iterator[tuple[str, Span]]:
-        """Yield the tensors whose rows grow with the image, and a window's rows of each."""
         return ((name, span) for name, span in window.rows.items() if self.known.rates[name])
 
     def written(self, window: WindowKind) -> Span:

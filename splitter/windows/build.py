@@ -233,7 +233,6 @@ def _check(network: Network, example: Array) -> list[str]:
 
 
 def _check_rules(network: Network, cut: WindowTiles, example: Array) -> list[str]:
-    """Compare the plan's own windows of a few small images with the model on all of them, as `_check` does."""
     rules = cut.windows.rules
     assert rules is not None  # noqa: S101 - of a plan for any size
     down, across = rules.sides[-1].rows, rules.sides[-1].cols

@@ -110,12 +110,10 @@ class _Side:
 
     @property
     def unit(self) -> int:
-        """Pixels by which images may differ that the network takes alike."""
         return lcm(self.stride, CHECKED_STEP)
 
     @property
     def wanted(self) -> int:
-        """Pixels of a part of which SIDE are compared."""
         return sum(self.axis.reach or (0, 0)) + 2 * self.stride + SIDE
 
     @property

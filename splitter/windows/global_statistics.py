@@ -172,7 +172,6 @@ class _Cut:
         return Node(node.name, "Expand", (node.inputs[0], size), node.output)
 
     def _write_bins(self, node: Node) -> None:
-        """Write the means of a map's bins: sums of what each element gives to them."""
         value, _ = self._statistic(node.inputs[0], SUM, node.attributes[BINS])
         self._add(Node(node.name, "Identity", (value,), node.output), self._graph.shapes[node.output])
 
@@ -246,7 +245,6 @@ class _Cut:
         return self._to.add(node, shape, like)
 
     def done(self) -> Graph:
-        """Return the graph of what was written, with the places of all statistics."""
         statistics, start = list[Statistic](), 0
         for source, bins in sorted(self._kinds, key=lambda known: self._passes[known[0]]):
             kinds = tuple(kind for kind in KINDS if kind in self._kinds[source, bins])

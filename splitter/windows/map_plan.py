@@ -118,7 +118,6 @@ class _Image:
 
 
 def window_tiles(network: Network, sizes: Sequence[_Size], step: int) -> WindowTiles:
-    """Return the windows of images of these sizes, and a tile for each pair of kinds that meet."""
     heights, widths = ([*dict.fromkeys(sides)] for sides in zip(*sizes, strict=True))
     images = _images(network, [*product(heights, widths)], step)
     high = {height: axis_kinds([images[height, width].rows for width in widths]) for height in heights}
@@ -152,7 +151,6 @@ def window_tiles(network: Network, sizes: Sequence[_Size], step: int) -> WindowT
 
 
 def _placed(network: Network, windows: AxisWindows, image: _Image, axis: int) -> AxisWindows:
-    """Return windows with the places of their results, which a larger image shows: at its middle no end is read."""
     if network.number is not None:
         return windows  # what a pass writes lies nowhere on the image
     graph, whole = image.graph, replace(network, sections=())

@@ -58,8 +58,6 @@ class Network:
 
     @classmethod
     def of(cls, source: Source, reduction: Reduction | None) -> Network:
-        """Return the network of a source, whose answers are reduced here and in its graphs."""
-
         @cache
         def branched(size: _Size) -> tuple[ExternalWeightsModel, _Branches]:
             return _with_branches(source.at(size), size)
@@ -105,7 +103,6 @@ class Network:
         return graph.once(part_of, self.number, self.section)
 
     def of_maps(self, size: _Size) -> Graph:
-        """Return the graph at a size; raises ModelError where its results are not maps."""
         graph = self.at(*size)
         if any(graph.shape(name).flat for name in graph.outputs):
             raise ModelError(

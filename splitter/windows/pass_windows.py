@@ -80,7 +80,6 @@ class PassTile:
     def of(
         cls, graph: Graph, spans: Mapping[str, Rect], number: int, keeps: tuple[str, ...], own: frozenset[str]
     ) -> PassTile:
-        """Return the tile where a window of rows and one of columns meet, as `pass_spans` has them."""
         regions = {name: rect for name, rect in spans.items() if name in graph.shapes}
         return cls(graph, regions, {name: spans[owned(name)] for name in graph.outputs}, number, keeps, own)
 

@@ -24,7 +24,6 @@ class AnySize:
 
     @classmethod
     def of(cls, text: str) -> AnySize:
-        """Read "any" or "any,multiple=8"; raises UsageError."""
         match = _ANY.fullmatch(text)
         multiple = int(match[1] or 1) if match else 0
         if not 1 <= multiple <= MOST_MULTIPLE:

@@ -108,7 +108,6 @@ def _covered(graph: Graph, axis: int, known: Strides, rows: Sequence[Spans], map
 
 
 def owned(tensor: str) -> str:
-    """Return what the rows of a tensor that a window owns are called among those that it computes."""
     return f"{tensor} owned"
 
 
@@ -203,7 +202,6 @@ def regions_of(rows: tuple[AxisSpans, int], cols: tuple[AxisSpans, int]) -> dict
 
 
 def check_step(step: int, rows: Strides, cols: Strides, output: str) -> None:
-    """Raise UsageError for windows that do not start at multiples of the stride."""
     for known in (rows, cols):
         if step % known.of(output):
             raise UsageError(
@@ -213,6 +211,5 @@ def check_step(step: int, rows: Strides, cols: Strides, output: str) -> None:
 
 
 def rounded_step(step: int, rows: Strides, cols: Strides, output: str) -> int:
-    """Return the largest multiple of the strides that is at most `step`, or the smallest there is."""
     unit = int(np.lcm(rows.of(output), cols.of(output)))
     return max(unit, step // unit * unit)

@@ -31,7 +31,6 @@ class WindowSessions:
         self._bytes = 0
 
     def run(self, image: Array) -> list[Array]:
-        """Return the whole map (1, K, H, W) of each output for an image (1, C, H, W)."""
         kept: dict[int, Array] = {}
         return self.map(image, self.statistics_of([image], [kept]), kept)
 

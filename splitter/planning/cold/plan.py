@@ -173,7 +173,6 @@ def cold_figures(decision: Decision, budget: Budget) -> ColdFigures:
 
 
 def _least_seconds(decision: Decision, budget: Budget) -> float:
-    """Return what every cold plan takes at least, about: a process, and a query as fast as this one's."""
     return budget.facts.functions.init + sum(choice.seconds for choice in decision.choices)
 
 

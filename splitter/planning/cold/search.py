@@ -99,7 +99,6 @@ class ColdSearch:
 
     @property
     def earliest(self) -> float:
-        """The seconds of the earliest first answer; negative where no chain has so few environments."""
         ends = (labels.seconds.min() for state, labels in self._fastest.items() if state[0] in self._last)
         least = float(min(ends, default=np.inf))
         return least if np.isfinite(least) else -1.0

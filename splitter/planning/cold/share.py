@@ -34,7 +34,6 @@ _State = tuple[int, int]
 
 
 def ready(edge: Edge, platform: Platform) -> Floats:
-    """Return the second of a cold query at which an edge's environments are ready, for each memory."""
     candidate = edge.stage
     assert isinstance(candidate, CandidateStage | CandidateGang)  # noqa: S101 - what StageGraph put there
     cold_s, first, functions = candidate.fit.cold_seconds(platform), edge.start[1] == 0, platform.functions
@@ -120,7 +119,6 @@ class _Labels:
         return cls(zero, zero, zero, (), none, none, none)
 
     def extended(self, steps: _Steps, grid: int) -> _Labels:
-        """Return every chain with every one of some steps after it, where their tensors are on a grid."""
         seconds, count = steps.seconds[:, grid, None], len(self.warm)
         none = np.zeros(len(steps.ready) * count, int)
         return _Labels(
@@ -159,7 +157,6 @@ class _Labels:
         )
 
     def chain(self, index: int) -> Chain:
-        """Return one chain with its steps; its seconds are warm."""
         backwards, labels, at = list[tuple[Edge, int]](), self, index
         while labels.came:
             steps, before = labels.came[labels.by[at]]

@@ -139,6 +139,5 @@ def read_shape(sizes: object) -> tuple[int, ...] | None:
 
 
 def parameters_of(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the parameters of a document or a tensor, none where they are not an object."""
     parameters = document.get("parameters")
     return parameters if isinstance(parameters, dict) else {}

@@ -32,7 +32,6 @@ class ColdPrice(PlanPrice):
 
     @property
     def seconds(self) -> float:
-        """Expected seconds until the first answer."""
         return self.times[-1].ended
 
     @property

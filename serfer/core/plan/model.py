@@ -247,7 +247,6 @@ class Function:
 
     @property
     def bytes(self) -> int:
-        """Bytes in the package, its code and dependencies apart."""
         return sum(file.bytes for file in self.files)
 
 
@@ -283,7 +282,6 @@ class Stage:
 
     @property
     def macs(self) -> int:
-        """Multiply-accumulates of one image, unsplit."""
         return sum(operator.macs for operator in self.operators)
 
     @property
@@ -298,7 +296,6 @@ class Stage:
 
     @property
     def fetches(self) -> bool:
-        """Whether an environment of its functions fetches its weights when it starts."""
         return self.weights_in == FETCHED
 
     @property
@@ -395,7 +392,6 @@ class PackageLimit:
 
     @property
     def room(self) -> int:
-        """Bytes that are left for weights and graphs."""
         return self.package - self.dependencies
 
 

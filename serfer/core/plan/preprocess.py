@@ -196,7 +196,6 @@ class Preprocess:
 
     @property
     def of_maps(self) -> bool:
-        """Whether it is for images of maps alone."""
         return self.by_image is not None or self.stored or BAND in self.channels
 
     @property

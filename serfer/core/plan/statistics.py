@@ -39,7 +39,6 @@ class MapStatistics:
 
     @property
     def stop(self) -> int:
-        """The place in the vector after its last value."""
         return self.start + self.channels * len(self.kinds)
 
     @property

@@ -275,7 +275,6 @@ class KeptMap:
     channels: int
 
     def shape(self, rect: Rect) -> tuple[int, int, int]:
-        """Return the shape (channels, rows, cols) of a part of it."""
         return self.channels, rect.rows.size, rect.cols.size
 
 

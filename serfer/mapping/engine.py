@@ -25,6 +25,7 @@ from serfer.core.geometry import Rect, Span
 from serfer.core.passes import window_statistics
 from serfer.core.plan.windows import ImageWindow, ImageWindows
 from serfer.drivers.driver import RequestContext
+from serfer.interrupts import signals_held
 from serfer.mapping.estimate import WindowPrices
 from serfer.mapping.input import WindowInput
 from serfer.mapping.kept_maps import KeptInput
@@ -141,11 +142,15 @@ class Engine:
         count = min(self._task.concurrency, len(numbers))
         if not count:
             return self.outcome
-        with ThreadPoolExecutor(count, thread_name_prefix="serfer-map") as threads:
+        with (
+            signals_held() as let_through,  # which might come as this thread holds a lock that the others need
+            ThreadPoolExecutor(count, thread_name_prefix="serfer-map") as threads,
+        ):
             running = {threads.submit(self._work) for _ in range(count)}
             try:
                 while running:
                     _, running = wait(running, timeout=_TICK_S)
+                    let_through()
                     self._watch(self.outcome)
             except BaseException:
                 self._end()

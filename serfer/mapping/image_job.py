@@ -35,6 +35,7 @@ from serfer.mapping.report import MapProgress, MapReport, MapResult, MapWatcher
 from serfer.mapping.results import file_places, is_there, parts_directory, result_files
 from serfer.offline.gate import OfflineGate
 from serfer.pipeline.blocking import Pipeline
+from serfer.pipeline.event_loop import result_of
 from serfer.raster import RasterSource, ResultParts, open_raster
 from serfer.raster.place import parse_place
 from serfer.raster.results.parts import reserved
@@ -412,10 +413,10 @@ def _read_ahead(source: RasterSource, gaps: Gaps) -> Iterator[tuple[Rect, tuple[
                 waiting.append((rect, threads.submit(read, rect)))
                 if len(waiting) > _READERS:
                     first, future = waiting.popleft()
-                    yield first, future.result()
+                    yield first, result_of(future)
             while waiting:
                 first, future = waiting.popleft()
-                yield first, future.result()
+                yield first, result_of(future)
         finally:
             for _, future in waiting:
                 future.cancel()

@@ -52,7 +52,7 @@ class OfflineGate:
             yield
         finally:
             self._closed.set()
-            thread.join()
+            thread.join(PERIOD_S)  # an interrupt may have left our lock locked
 
     def observe(self, loads: Sequence[OnlineLoad | None]) -> None:
         with self._changed:

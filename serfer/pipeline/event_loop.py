@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from weakref import WeakSet
 
 from serfer.core.errors import UsageError
+from serfer.interrupts import signals_held
 
 T = TypeVar("T")
 
@@ -158,18 +159,21 @@ class RunningLoop(LoopThread):
 def result_of(future: Future[T]) -> T:
     """Wait for a coroutine's result; an interrupted caller cancels it.
 
-    It waits in slices: a signal that another thread receives, or that comes just before this one blocks, ends no lock.
+    It waits in slices: between them signals are let through, which might else come as this thread holds a lock that
+    the loop needs.
     """
-    try:
-        while True:
-            try:
-                return future.result(_SLICE_S)
-            except TimeoutError:  # the slice's, or the coroutine's own
-                if future.done():
-                    return future.result()
-    except BaseException:
-        future.cancel()
-        raise
+    with signals_held() as let_through:
+        try:
+            while True:
+                let_through()
+                try:
+                    return future.result(_SLICE_S)
+                except TimeoutError:  # the slice's, or the coroutine's own
+                    if future.done():
+                        return future.result()
+        except BaseException:
+            future.cancel()
+            raise
 
 
 async def _end_everything(last: Callable[[], Awaitable[object]] | None) -> None:

@@ -156,15 +156,22 @@ def test_port_that_is_taken_is_said_before_a_plan_is_made(serfer, command):
 
 
 @pytest.mark.killed
-@pytest.mark.parametrize("turned_into", [ImportError("initialization failed"), ModelError("net.py:make failed")])
-def test_an_interrupt_that_an_import_turned_into_another_error_is_an_interrupt(serfer, monkeypatch, turned_into):
+@pytest.mark.parametrize(
+    ("number", "turned_into", "word"),
+    [
+        (signal.SIGINT, ImportError("initialization failed"), "interrupted"),
+        (signal.SIGINT, ModelError("net.py:make failed"), "interrupted"),
+        (signal.SIGTERM, ModelError("net.py:make failed"), "terminated"),
+    ],
+)
+def test_a_signal_that_an_import_turned_into_another_error_is_obeyed(serfer, monkeypatch, number, turned_into, word):
     """NumPy's and torch's own initialisation in C does that to a KeyboardInterrupt."""
     interrupt = _Interrupt()
-    before = signal.signal(signal.SIGINT, interrupt)
+    before = signal.signal(number, interrupt)
 
     def examine(_settings):
         try:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
         except KeyboardInterrupt:
             raise turned_into from None
 
@@ -172,8 +179,8 @@ def test_an_interrupt_that_an_import_turned_into_another_error_is_an_interrupt(s
     try:
         result = serfer("doctor", interrupt=interrupt)
     finally:
-        signal.signal(signal.SIGINT, before)
-    assert (result.code, result.err) == (130, "serfer: interrupted\n")
+        signal.signal(number, before)
+    assert (result.code, result.err) == (128 + number, f"serfer: {word}\n")
 
 
 STARTED = """

@@ -223,7 +223,11 @@ class Command:
 
     def end(self, data=None):
         """Wait for the command's end and return a Result; nothing that it started may be left then."""
-        out, err = (text.decode() for text in self.process.communicate(data, timeout=PATIENCE))
+        try:
+            out, err = (text.decode() for text in self.process.communicate(data, timeout=PATIENCE))
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGABRT)  # upon which it says where its threads are
+            pytest.fail(f"the command does not end: {self.process.communicate()[1].decode()}")
         result = Result(self.process.returncode, out, err)
         ours = [line for line in err.splitlines() if not re.match(r'serfer-|.*"event": "function"', line)]
         assert "Traceback" not in "\n".join(ours), err
@@ -270,6 +274,7 @@ def starting(cache, directory):
             "TMPDIR": str(temporary),
             "COLUMNS": "200",
             "HOME": str(home),
+            "PYTHONFAULTHANDLER": "1",
             **variables,
         }
         older = pids()

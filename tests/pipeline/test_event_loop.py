@@ -3,11 +3,13 @@ import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 
 import pytest
 
 from serfer.core.errors import UsageError
-from serfer.pipeline.event_loop import LoopThread, RunningLoop, run
+from serfer.pipeline.event_loop import LoopThread, RunningLoop, result_of, run
+from tests.support.signals import signalled
 
 PATIENCE = 10.0
 
@@ -101,6 +103,19 @@ def test_an_interrupt_that_comes_while_the_loop_is_busy_is_not_lost(loop):
         loop.wait(slow_start())
     loop.close()
     assert ended == ["cancelled"]
+
+
+@pytest.mark.killed
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_at_any_line_of_a_wait_is_obeyed_and_leaves_no_lock_locked(loop, monkeypatch, number):
+    """Those of the standard library count, too: the loop's thread takes the locks of a future's condition."""
+    monkeypatch.setattr("serfer.pipeline.event_loop._SLICE_S", 0.001)
+    lines = signalled(partial(result_of, loop.submit(asyncio.sleep(0.003))), number)
+    assert lines > 100
+    for line in range(1, lines):
+        with pytest.raises(KeyboardInterrupt):
+            signalled(partial(result_of, loop.submit(asyncio.sleep(PATIENCE))), number, line)
+        loop.submit(asyncio.sleep(0)).result(PATIENCE)
 
 
 def test_closing_cancels_running_tasks_and_awaits_their_clean_up(loop):

@@ -25,8 +25,7 @@ from serfer.core.options import Options, flag_of, is_on_line, options_of
 from serfer.extras import missing_extra, pip_command
 
 _Misuse: Any = typer.BadParameter.__mro__[-4]  # the base of typer's errors, click's in earlier versions
-_TERMINATED = 128 + signal.SIGTERM
-_INTERRUPTED = 128 + signal.SIGINT
+_ENDED: Mapping[int, str] = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 _BUG = os.EX_SOFTWARE
 _MOST_OF_A_BUG = 300  # characters of a bug's own message
 _DEBUG = "--debug"
@@ -53,18 +52,23 @@ class _Output(Console):
 
 
 class _Interrupt:
-    """Ctrl-C, remembered: a module that initialises itself in C may turn the exception into another one."""
+    """Ctrl-C or SIGTERM, remembered: a module that initialises itself in C may turn the exception into another one.
+
+    Event loops let the exception through, so that workers, store and keys are cleaned up.
+    """
 
     def __init__(self) -> None:
-        self.requested = False
+        self.number: int | None = None  # of the first one
 
-    def __call__(self, _number: int, _frame: FrameType | None) -> None:
-        self.requested = True
+    def __call__(self, number: int, _frame: FrameType | None) -> None:
+        self.number = self.number or number
         raise KeyboardInterrupt
 
-
-class _Terminated(KeyboardInterrupt):
-    """SIGTERM, as an exception that event loops let through, so that workers, store and keys are cleaned up."""
+    def ended(self) -> int:
+        """Say how the command has ended, and return its exit code."""
+        number = self.number or signal.SIGINT
+        complain(_ENDED[number])
+        return 128 + number
 
 
 out = _Output(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else _FILE_WIDTH)
@@ -104,13 +108,9 @@ def _warn(message: Warning | str, category: type[Warning], *where: Any) -> None:
         _python_warns(message, category, *where)
 
 
-def _terminate(_number: int, _frame: FrameType | None) -> None:
-    raise _Terminated
-
-
 def run(app: typer.Typer, *, check: bool = True) -> NoReturn:
-    signal.signal(signal.SIGTERM, _terminate)
     interrupt = _Interrupt()
+    signal.signal(signal.SIGTERM, interrupt)
     warnings.showwarning = _warn  # type: ignore[assignment]  # it takes what Python's own does
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -120,7 +120,7 @@ def run(app: typer.Typer, *, check: bool = True) -> NoReturn:
             signal.signal(signal.SIGINT, interrupt)
         code = _exit_code(app, sys.argv[1:], interrupt, check=check)
     except KeyboardInterrupt:  # before it began, or once more as it ended
-        code = _INTERRUPTED
+        code = 128 + (interrupt.number or signal.SIGINT)
     ignore_signals()
     _drop_unwritten()
     gc.freeze()  # nothing is left to collect, and to look through all that torch and onnx hold takes a second
@@ -159,16 +159,11 @@ def _exit_code(app: typer.Typer, arguments: list[str], interrupt: _Interrupt, *,
         sys.stdout.flush()
     except typer.Exit as end:
         return end.exit_code
-    except _Terminated:
-        complain("terminated")
-        return _TERMINATED
     except (KeyboardInterrupt, typer.Abort):
-        complain("interrupted")
-        return _INTERRUPTED
+        return interrupt.ended()
     except Exception as error:  # noqa: BLE001 - a bug, too, ends here
-        if interrupt.requested:
-            complain("interrupted")
-            return _INTERRUPTED
+        if interrupt.number:
+            return interrupt.ended()
         if debug:
             err.print("".join(traceback.format_exception(error)), end="", soft_wrap=True, markup=False)
         return _code_of(error, meta.get(ORIGINS, {}))

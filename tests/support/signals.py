@@ -1,5 +1,6 @@
 """Signals that come where they are least welcome."""
 
+import gc
 import signal
 import sys
 
@@ -22,10 +23,12 @@ def signalled(call, number, at=0):
         raise KeyboardInterrupt
 
     before = signal.signal(number, interrupt)
+    gc.disable()  # Python ignores what is raised in a finalizer
     sys.settrace(trace)
     try:
         call()
     finally:
         sys.settrace(None)
+        gc.enable()
         signal.signal(number, before)
     return lines

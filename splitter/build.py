@@ -143,11 +143,12 @@ def _build(
     progress("reading the network")
     source, sample = load(network.model, _example_of(network))
     description, notes = network.description, list[str]()
-    graph, source = _read(source, sample, description.reduction, notes, progress, failure, budget.profiles)
+    graph, source = _read(source, sample, description.reduction, notes, progress, failure)
     _check_example(graph, sample)
     source, metadata = _described(source, network, graph)
     source = _with_boxes(graph, source, description, notes)
     _check_answer(graph, source)
+    graph = with_timed_part(graph, sample[:1], budget.profiles)
     source = _reduced(source, description.reduction, notes)
     answers = _answers(graph, description.reduction)
     images = _calibration(network.calibration, graph, source, progress)
@@ -192,13 +193,13 @@ def whole(
     """
     progress("reading the network")
     source, sample = load(network.model, _example_of(network), as_is=True)
-    graph, own = whole_graph(source, sample, (), network.description.reduction, sizes)
-    progress("predicting what one image takes")
-    graph, source = _with_costs(graph, source, sample, network, budget.profiles), own
+    read, (graph, source) = source, whole_graph(source, sample, (), network.description.reduction, sizes)
     _check_example(graph, sample)
     source, metadata = _described(source, network, graph)
     source = _with_boxes(graph, source, network.description, notes := list[str]())
     _check_answer(graph, source)
+    progress("predicting what one image takes")
+    graph = _with_costs(graph, read, sample, network, budget.profiles)
     source = with_reduction(source, network.description.reduction)
     decision = in_one_function(graph, budget, places)
     takes = f" It takes images of {sizes}; time, memory and dollars are those of the largest." if sizes else ""
@@ -215,7 +216,8 @@ def _with_costs(graph: Graph, source: Source, sample: Array, network: Network, p
     try:
         if opset_of(source.onnx.proto) < MIN_OPSET:
             source, _ = load(network.model, sample)
-        return with_costs_of(graph, _read(source, sample, None, [], lambda _step: None, None, profiles)[0])
+        known, _ = _read(source, sample, None, [], lambda _step: None, None)
+        return with_costs_of(graph, with_timed_part(known, sample[:1], profiles))
     except Exception:  # noqa: BLE001 - what cannot be read runs as it is nevertheless
         return with_timed_part(graph, sample[:1], profiles)
 
@@ -235,7 +237,6 @@ def _read(
     notes: list[str],
     progress: Progress,
     failure: CannotSplitError | None,
-    profiles: Profiles,
 ) -> tuple[Graph, Source]:
     """Return a network's graph: of operators that can be split, with a part that runs as it is, or whole as that.
 
@@ -252,7 +253,6 @@ def _read(
             graph, source = split_graph(source, sample, refusal, reduction)
         if source.exported and not _alike(given, source.run, _check_batch(source, sample)):
             notes.append(_ONE_BY_ONE)
-        return with_timed_part(graph, sample[:1], profiles), source
     return graph, source
 
 

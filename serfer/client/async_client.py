@@ -84,7 +84,7 @@ class AsyncClient:
         model: str | None = None,
         application: str | None = None,
         objectives: Objectives = NO_OBJECTIVES,
-        top_k: int = 5,
+        top_k: int | None = None,
         min_score: float | None = None,
         deadline_ms: int | None = None,
         explain: bool = False,
@@ -93,9 +93,9 @@ class AsyncClient:
     ) -> ServedPrediction:
         """Ask what any network finds in images, all in one query, and return its report.
 
-        By its `kind`, each image has `predictions`, the `boxes` of a detector (of at least `min_score`, in the image's
-        own pixels), or `outputs`: vectors' values, maps as PNG or where the service keeps them. Everything else is as
-        for `classify`.
+        By its `kind`, each image has `predictions` (at most `top_k`, by default 5), the `boxes` of a detector (of at
+        least `min_score`, in the image's own pixels), or `outputs`: vectors' values, maps as PNG or where the service
+        keeps them. Everything else is as for `classify`.
         """
         options = QueryOptions(
             model, top_k, deadline_ms, explain, idempotency_key, application, objectives, min_score, classifies=False

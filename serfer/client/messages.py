@@ -101,7 +101,7 @@ class QueryOptions:
     """
 
     model: str | None
-    top_k: int
+    top_k: int | None
     deadline_ms: int | None
     explain: bool = False
     idempotency_key: str | None = None
@@ -117,7 +117,7 @@ class QueryOptions:
             raise UsageError("an idempotency_key has 1 to 255 visible ASCII characters")
         keyed = {} if key is None else {"Idempotency-Key": key}
         given = {
-            "top_k": str(self.top_k),
+            "top_k": None if self.top_k is None else str(self.top_k),
             "model": self.model,
             "deadline_ms": None if self.deadline_ms is None else str(self.deadline_ms),
             "explain": "true" if self.explain else None,

@@ -142,6 +142,8 @@ def test_later(http, found):
         ("predict?model=boxes&format=voc", {}, PIXELS, 422, "format"),
         ("predict?model=boxes&min_score=1.5", {}, PIXELS, 422, "min_score"),
         ("predict?model=embedding&min_score=0.5", {}, PIXELS, 422, "min_score"),
+        ("predict?model=embedding&top_k=5", {}, PIXELS, 422, "top_k is for classes"),
+        ("predict?model=boxes&top_k=3", {}, PIXELS, 422, "top_k is for classes"),
         ("predict?model=boxes&iou=0.5", {}, PIXELS, 422, "'iou' is not a parameter"),
         ("predict?model=arrays", {}, PIXELS, 422, "preprocess"),
         ("predict?model=boxes", {}, PIXELS[:100], 400, "a.png"),

@@ -275,6 +275,13 @@ def test_a_network_whose_answers_to_noise_are_not_finite_has_a_plan(make, kind, 
                 pipeline.run(batch)
 
 
+@pytest.mark.parametrize("make", [whole_plan, split])
+def test_labels_that_do_not_fit_are_refused_before_anything_is_timed(make, tmp_path, monkeypatch):
+    monkeypatch.setattr(part_costs, "measured", lambda *_: pytest.fail("the part is timed"))
+    with pytest.raises(ModelError, match="3 labels for a network with 5 outputs"):
+        make(saved(tmp_path, quantised_in_part()), out=tmp_path / "plan", labels=["a", "b", "c"])
+
+
 @pytest.mark.parametrize("slower", [1, 3])
 def test_time_of_a_part_is_processor_time_beside_that_of_a_known_network(slower, tmp_path, monkeypatch, capsys):
     onnx.save(small_onnx(), tmp_path / "part.onnx")

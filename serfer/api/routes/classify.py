@@ -139,6 +139,9 @@ def classify_router(routes: Classifying, guards: Sequence[Any]) -> APIRouter:
         """Say what any network finds in the images of one request: classes, boxes, a vector's values, or maps."""
         parameters = PredictParameters.of(request.scope["query_string"])
         parsed = _parse(routes, request, parameters, Wanted(parameters.top_k, parameters.min_score))
+        plan: Plan | None = getattr(request.state, "plan", None)
+        if plan and kind_of(plan) != CLASSES and "top_k" in parameters.model_fields_set:
+            raise Problem(422, f"top_k is for classes, and {parsed.query.model} gives other outputs: leave it out")
         if parameters.form == "coco":
             parsed = replace(parsed, as_coco=True)
             _check_coco(parsed)

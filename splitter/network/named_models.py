@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import os
 import re
+import sys
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Self
 from unittest import mock
@@ -93,6 +95,8 @@ def build(model: NamedModel, shape: Shape | None = None) -> NamedNetwork:
     Raises ModelError for an unknown name, weights that are not here or of another network, and MissingExtraError.
     """
     library, name = model.name.split(":")
+    if model.weights_from == CACHE and library not in sys.modules and find_spec(library):
+        _check_caches(model)
     file = None if model.weights_from in WEIGHTS_FROM else Path(model.weights_from)
     network = describe(library, name, file.name if file else "", shape)
     try:
@@ -111,6 +115,13 @@ def build(model: NamedModel, shape: Shape | None = None) -> NamedNetwork:
     except Exception as error:  # whatever the library's own code raises, for a size or an option
         size = f"{network.shape[1]} x {network.shape[2]} pixels and {network.shape[0]} channels"
         raise ModelError(f"{model.name} cannot be built for images of {size}: {in_one_line(error)[:300]}") from error
+
+
+def _check_caches(model: NamedModel) -> None:
+    """Raise ModelError where the hubs' caches are empty, before a library is imported, which takes long."""
+    places = _hugging_face_hub(), _torch_hub() / "checkpoints"
+    if not any(place.is_dir() and any(place.iterdir()) for place in places):
+        raise ModelError(f"{model.name}: its weights are not here, {places[0]} and {places[1]} are empty: {_HOW}")
 
 
 def _hub_file(network: NamedNetwork, model: NamedModel) -> Path:
@@ -311,17 +322,24 @@ def _torch_file(url: Any) -> Path | None:  # noqa: ANN401 - a text, or what timm
 
 
 def _torch_place(url: str) -> Path:
-    import torch  # noqa: PLC0415 - slow to import
+    return _torch_hub() / "checkpoints" / url.partition("?")[0].rpartition("/")[2]
 
-    return Path(torch.hub.get_dir(), "checkpoints", url.partition("?")[0].rpartition("/")[2])
+
+def _torch_hub() -> Path:
+    if torch := sys.modules.get("torch"):  # a program may have set another one
+        return Path(torch.hub.get_dir())
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "torch")
+    return Path(os.environ.get("TORCH_HOME") or cache).expanduser() / "hub"
+
+
+def _hugging_face_hub() -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    return Path(os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME") or cache, "hub")).expanduser()
 
 
 def _hugging_face_file(hub_id: str, names: tuple[str, ...]) -> Path | None:
     repository, _, revision = hub_id.partition("@")
-    caches = Path(
-        os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"), "hub"
-    )
-    place = Path(os.environ.get("HF_HUB_CACHE") or caches).expanduser() / f"models--{repository.replace('/', '--')}"
+    place = _hugging_face_hub() / f"models--{repository.replace('/', '--')}"
     named = place / "refs" / (revision or "main")
     commit = named.read_text(encoding="utf-8").strip() if named.is_file() else revision
     return next((file for name in names if commit and (file := place / "snapshots" / commit / name).is_file()), None)

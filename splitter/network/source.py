@@ -394,7 +394,10 @@ def _traced(module: torch.nn.Module, example: torch.Tensor) -> torch.export.Expo
 def _as_onnx(network: torch.nn.Module | torch.export.ExportedProgram, example: torch.Tensor) -> ExternalWeightsModel:
     import torch  # noqa: PLC0415 - slow to import
 
-    table: dict[Any, Any] = {torch.ops.aten._adaptive_avg_pool2d.default: _adaptive_average_pool}  # noqa: SLF001 - its only name
+    aten = torch.ops.aten
+    table: dict[Any, Any] = {aten._adaptive_avg_pool2d.default: _adaptive_average_pool}  # noqa: SLF001 - its only name
+    if not isinstance(network, torch.nn.Module):  # for any size; for one, the exporter has torch's own rounded places
+        table[aten._upsample_nearest_exact2d.vec] = _nearest_exact  # noqa: SLF001 - same
     program = torch.onnx.export(
         network, (example,), dynamo=True, verbose=False, opset_version=OPSET, custom_translation_table=table
     )
@@ -504,6 +507,17 @@ def _adaptive_average_pool(x: Any, output_size: Any) -> Any:  # noqa: ANN401 - o
     rows: Any = onnxscript.ir.tensor(mean_matrix(size[0], out[0]))
     cols: Any = onnxscript.ir.tensor(np.ascontiguousarray(mean_matrix(size[1], out[1]).T))
     return opset20.MatMul(opset20.Constant(value=rows), opset20.MatMul(x, opset20.Constant(value=cols)))
+
+
+def _nearest_exact(x: Any, output_size: Any = None, scale_factors: Any = None) -> Any:  # noqa: ANN401 - as above
+    """Write "nearest-exact" as a Resize; torch's exporter lists the place of every pixel: gigabytes, for any size."""
+    from onnxscript import opset20  # noqa: PLC0415 - only exporting needs it
+
+    where = {"mode": "nearest", "coordinate_transformation_mode": "half_pixel", "nearest_mode": "round_prefer_ceil"}
+    if scale_factors is not None:
+        return opset20.Resize(x, None, opset20.Constant(value_floats=[1.0, 1.0, *scale_factors]), None, **where)
+    sizes = opset20.Concat(opset20.Shape(x, end=2), output_size, axis=0)
+    return opset20.Resize(x, None, None, sizes, **where)
 
 
 def _adaptive_average_pool_of_any_size(x: Any, output_size: Any) -> Any:  # noqa: ANN401 - as above

@@ -19,6 +19,7 @@ from serfer.splitter.network.graph import Graph, Node
 from serfer.splitter.network.unsupported import refuse
 from serfer.splitter.plan_dir.emit import TileGraph, tile_graph
 from serfer.splitter.tiling.regions import Regions
+from serfer.splitter.windows.strides import PLAINER_RESIZE
 from serfer.splitter.windows.window_kinds import AxisSpans, regions_of
 
 _ROUNDING = 1e-3
@@ -94,10 +95,7 @@ def _refuse(nodes: Sequence[Node], names: Sequence[str], why: str) -> None:
     readers = (node for node in nodes if any(name in node.inputs for name in names))
     node = max(made, key=lambda node: len(node.output), default=next(readers, nodes[-1]))
     if node.kind == "Resize":
-        why += (
-            "; give sizes that are multiples of the network's stride, or export it with a factor in place of a size, "
-            "and without aligned corners"
-        )
+        why += f"; {PLAINER_RESIZE}"
     raise refuse(node.name, node.kind, why)
 
 

@@ -22,6 +22,10 @@ LONGER = 11_520
 """Pixels by which a second image is larger: a multiple of every common stride, 2^8 x 3^2 x 5."""
 _LARGEST_DENOMINATOR = 64
 _REMEDY = "serfer split takes such networks, for images that functions hold"
+PLAINER_RESIZE = (
+    "give sizes that are multiples of the network's stride, or resize linearly or by a plain factor such as 1.5, not "
+    "to a size, and without aligned corners"
+)
 _GLOBAL = f"it looks at the whole image, which no window has; use a network without it ({_REMEDY})"
 
 _UNKNOWN = "there is no rule for windows"
@@ -111,10 +115,7 @@ def check_shifts(graph: Graph, axis: int, known: Strides) -> None:
                 field(spans_of([Span(start, start + step)])) for start in (first, first + step) if start + step <= size
             ]
             if any((span != spans[0] + number * known.of(source)).any() for number, span in enumerate(spans)):
-                why = (
-                    f"what it reads does not shift by the image's stride of {known.stride} pixels; give sizes that are "
-                    "multiples of it, or export it with a factor in place of a size, and without aligned corners"
-                )
+                why = f"what it reads does not shift by the image's stride of {known.stride} pixels; {PLAINER_RESIZE}"
                 raise refuse(node.name, node.kind, why)
 
 

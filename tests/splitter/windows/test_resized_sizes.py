@@ -15,6 +15,7 @@ from serfer.plan_directory import load_plan
 from serfer.splitter.network.interpolation import made_size
 from serfer.splitter.network.onnx_models import model_of, run_once, session_of
 from serfer.splitter.network.source import load
+from serfer.splitter.network.unsupported import CannotSplitError
 from serfer.splitter.windows.any_size_network import any_size_networks
 from serfer.splitter.windows.network_at_sizes import Network
 from serfer.splitter.windows.wanted_sizes import AnySize
@@ -118,3 +119,23 @@ def test_map_of_one_size_shifts_by_the_scale_and_not_by_sizes(scale, size, tmp_p
     image = np.random.default_rng(0).standard_normal((1, 3, *size), np.float32)
     [own] = run_once(model, {"x": image})
     assert np.abs(by_windows(tmp_path / "plan", image) - own).max() <= 1e-4 * np.ptp(own)
+
+
+@pytest.mark.exact
+@pytest.mark.parametrize(
+    ("scale", "sizes", "size"),
+    [(1.3, [(245, 333)], (245, 333)), (2.0, "any", (301, 407)), (0.7, "any,multiple=10", (310, 440))],
+)
+def test_map_resized_to_the_nearest_exact_has_the_modules_pixels(scale, sizes, size, tmp_path):
+    """torch's exporter lists the place of every pixel, which plans would compute for thousands of rows and columns."""
+    module = Resized(scale, "nearest-exact").eval()
+    serfer.map_plan(module, sizes, tmp_path / "plan")
+    image = torch.from_numpy(np.random.default_rng(0).standard_normal((1, 3, *size), np.float32))
+    with torch.no_grad():
+        own = module(image).numpy()
+    assert np.abs(by_windows(tmp_path / "plan", image.numpy()) - own).max() <= 1e-5 * np.ptp(own)
+
+
+def test_refusal_of_a_factor_advises_another_factor_and_no_size(tmp_path):
+    with pytest.raises(CannotSplitError, match=r"resize linearly or by a plain factor such as 1\.5"):
+        serfer.map_plan(Resized(1.3, "nearest").eval(), "any,multiple=10", tmp_path / "plan")

@@ -513,11 +513,10 @@ def _nearest_exact(x: Any, output_size: Any = None, scale_factors: Any = None) -
     """Write "nearest-exact" as a Resize; torch's exporter lists the place of every pixel: gigabytes, for any size."""
     from onnxscript import opset20  # noqa: PLC0415 - only exporting needs it
 
-    where = {"mode": "nearest", "coordinate_transformation_mode": "half_pixel", "nearest_mode": "round_prefer_ceil"}
-    if scale_factors is not None:
-        return opset20.Resize(x, None, opset20.Constant(value_floats=[1.0, 1.0, *scale_factors]), None, **where)
-    sizes = opset20.Concat(opset20.Shape(x, end=2), output_size, axis=0)
-    return opset20.Resize(x, None, None, sizes, **where)
+    scales: Any = scale_factors and opset20.Constant(value_floats=[1.0, 1.0, *scale_factors])
+    sizes: Any = None if scale_factors else opset20.Concat(opset20.Shape(x, end=2), output_size, axis=0)
+    modes: Any = {"coordinate_transformation_mode": "half_pixel", "nearest_mode": "round_prefer_ceil"}
+    return opset20.Resize(x, None, scales, sizes, mode="nearest", **modes)
 
 
 def _adaptive_average_pool_of_any_size(x: Any, output_size: Any) -> Any:  # noqa: ANN401 - as above

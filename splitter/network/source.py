@@ -514,7 +514,10 @@ def _nearest_exact(x: Any, output_size: Any = None, scale_factors: Any = None) -
     from onnxscript import opset20  # noqa: PLC0415 - only exporting needs it
 
     scales: Any = scale_factors and opset20.Constant(value_floats=[1.0, 1.0, *scale_factors])
-    sizes: Any = None if scale_factors else opset20.Concat(opset20.Shape(x, end=2), output_size, axis=0)
+    sizes: Any = None
+    if scales is None:
+        sizes = opset20.Cast(output_size, to=onnx.TensorProto.INT64)
+        sizes = opset20.Concat(opset20.Shape(x, end=2), sizes, axis=0)
     modes: Any = {"coordinate_transformation_mode": "half_pixel", "nearest_mode": "round_prefer_ceil"}
     return opset20.Resize(x, None, scales, sizes, mode="nearest", **modes)
 

@@ -55,11 +55,13 @@ class Resized(nn.Module):
     def __init__(self, scale, mode):
         super().__init__()
         torch.manual_seed(0)
-        self.before, self.after = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 2, 3, padding=1)
+        stride = 1 if scale else 2
+        self.before, self.after = nn.Conv2d(3, 4, 3, stride, padding=1), nn.Conv2d(4, 2, 3, padding=1)
         self.scale, self.mode = scale, mode
 
     def forward(self, image):
-        return self.after(functional.interpolate(self.before(image), scale_factor=self.scale, mode=self.mode))
+        size = {"scale_factor": self.scale} if self.scale else {"size": image.shape[2:]}
+        return self.after(functional.interpolate(self.before(image), mode=self.mode, **size))
 
 
 @pytest.mark.parametrize("scale", [0.7, 1.15, 1.5])
@@ -124,7 +126,12 @@ def test_map_of_one_size_shifts_by_the_scale_and_not_by_sizes(scale, size, tmp_p
 @pytest.mark.exact
 @pytest.mark.parametrize(
     ("scale", "sizes", "size"),
-    [(1.3, [(245, 333)], (245, 333)), (2.0, "any", (301, 407)), (0.7, "any,multiple=10", (310, 440))],
+    [
+        (1.3, [(245, 333)], (245, 333)),
+        (2.0, "any", (301, 407)),
+        (0.7, "any,multiple=10", (310, 440)),
+        (None, "any,multiple=10", (160, 210)),
+    ],
 )
 def test_map_resized_to_the_nearest_exact_has_the_modules_pixels(scale, sizes, size, tmp_path):
     """torch's exporter lists the place of every pixel, which plans would compute for thousands of rows and columns."""

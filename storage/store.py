@@ -117,9 +117,10 @@ def check_ttl(ttl: float) -> None:
 
 def flat(value: Bytes) -> Bytes:
     """View a C-contiguous buffer of any item type as single bytes, without a copy."""
-    if not isinstance(value, memoryview):
+    if isinstance(value, bytes):
         return value
-    return value.cast("B") if value.nbytes else b""
+    view = memoryview(value)
+    return view.cast("B") if view.nbytes else b""
 
 
 def cut(value: bytes, span: Range) -> bytes:

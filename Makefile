@@ -90,7 +90,7 @@ $(PYTHON313)/.set-up: $(STAMP)
 # They may call what newer packages beside them deprecate.
 OLDEST := .venv/oldest
 UNDER_OLDEST := tests/core tests/storage tests/drivers tests/api tests/cli
-TEST_TOOLS = $(shell grep -E '^(fsspec|hypothesis|psutil|pytest|pytest-timeout|pytest-xdist|setuptools|zarr)==' requirements.txt)
+TEST_TOOLS = $(shell grep -E '^(fsspec|hypothesis|psutil|pytest|pytest-timeout|pytest-xdist|setuptools|tifffile|zarr)==' requirements.txt)
 PYTEST_OLDEST = $(OLDEST)/bin/python -m pytest -p tests.without_torch -W default::DeprecationWarning -n 4 $(BY_FILE)
 
 oldest: $(OLDEST)/.set-up

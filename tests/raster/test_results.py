@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import rasterio
+import tifffile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -85,6 +86,10 @@ class TestTiff:
         with rasterio.open(path) as dataset:
             assert dataset.block_shapes[0] == (512, 512)
             assert (dataset.compression is None) == (compression == "none")
+        if compression != "zstd":  # of which tifffile needs another package
+            theirs = tifffile.imread(path)
+            [ours] = [form for form in (values[0], values, values.transpose(1, 2, 0)) if form.shape == theirs.shape]
+            np.testing.assert_array_equal(theirs, ours)
 
     def test_georeference_nodata_names_and_tags_are_kept(self, tmp_path):
         georeference = Georeference(rasterio.CRS.from_string(UTM).to_wkt(), tuple(WHERE)[:6])

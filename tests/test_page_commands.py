@@ -157,7 +157,8 @@ trap stop EXIT
 
 def script_of(page):
     lines = [re.sub(r" &(\s+#.*)?$", "", line) for line in lines_of(page) if reason_not_to_run(line) is None]
-    started = [re.sub(r"^((\.venv/bin/)?serfer (serve|instance)\b)", r"start \1", line) for line in lines]
+    server = r"^((?:\w+=\S+ )*)(?=(\.venv/bin/)?serfer (serve|instance)\b)"
+    started = [re.sub(server, r"\1start ", line) for line in lines]
     return PRELUDE + "\n".join([*BEFORE.get(page.name, ()), *started]) + "\n"
 
 

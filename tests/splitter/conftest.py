@@ -41,7 +41,7 @@ def zoo_plan(zoo, shelf):
             source, sample, _ = zoo(name)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(build, "load", lambda model, _: (source, sample) if model == name else None)
-                known[name] = split(name, out=shelf / name, grids=grids, weights="zip"), shelf / name
+                known[name] = split(name, out=shelf / name, grids=grids), shelf / name
         return known[name]
 
     return get

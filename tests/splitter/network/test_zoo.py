@@ -16,6 +16,7 @@ from PIL import Image, ImageOps
 
 import serfer
 from serfer.core.exactness import relative_error
+from serfer.core.plan import FETCHED
 from serfer.images import image_files
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE, dependencies, directory_bytes, function_directory
 from serfer.pipeline.reference import normalised, original, unsplit
@@ -86,7 +87,8 @@ def test_a_plan_written_by_split_is_read_back(name, grids, zoo, zoo_plan):
     assert relative_error(whole.run(None, {"input0": sample})[0], source.run(sample)) <= LIMIT
     for number, stage in enumerate(plan.stages):
         (function,) = stage.functions
-        assert function.bytes + DEPENDENCY_ALLOWANCE < 262_144_000, f"stage {number}"
+        fetched = stage.weights_in == FETCHED
+        assert fetched or function.bytes + DEPENDENCY_ALLOWANCE < 262_144_000, f"stage {number}"
         assert {file.path.split("/")[0] for file in stage.files} == {f"stage-{number}"}
     on_disk = {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
     assert on_disk == {"plan.json", "explanation.json", *(file.path for file in plan.artefacts)}

@@ -47,12 +47,15 @@ from serfer.splitter.network.unsupported import (
     may_fold,
     never,
     refuse,
+    refuse,
 )
 
 _IMAGES = (TensorProto.FLOAT, TensorProto.FLOAT16)
 _USUAL_STRIDE = 32
 _MOST_OPTIMIZED = 512 * 512
 """Values up to which the optimizer itself stores a constant; a larger one it would compute and throw away."""
+_MOST_FOLDINGS = 4
+"""How often constants are computed whose sizes are those that were computed before; each time shapes are inferred."""
 ROUNDING = 1e-2
 """How far fp16's roundings may take a network's answer, relative to the range of its logits."""
 _KINDS = frozenset({"to", "dtype", "output_dtype"})
@@ -207,43 +210,55 @@ def _is_no_growth(node: ir.Node) -> bool | None:
     return None if prod(sizes) <= max(_MOST_OPTIMIZED, read) else False
 
 
-def _folded(model: ExternalWeightsModel) -> ExternalWeightsModel:
+def _folded(model: ExternalWeightsModel, rounds: int = _MOST_FOLDINGS) -> ExternalWeightsModel:
     graph = model.proto.graph
     constant = {tensor.name for tensor in graph.initializer} | model.large.keys()
     foldable: list[onnx.NodeProto] = []
-    rest: list[onnx.NodeProto] = []
     for node in graph.node:
         reads_constants = bool(node.input) and all(name in constant or not name for name in node.input)
-        fixed = node.op_type == "Constant" or (reads_constants and may_fold(model.proto, node))
-        (foldable if fixed else rest).append(node)
-        constant.update(node.output if fixed else ())
+        if node.op_type == "Constant" or (reads_constants and may_fold(model.proto, node)):
+            foldable.append(node)
+            constant.update(node.output)
     if all(node.op_type == "Constant" for node in foldable):
         return model
-    _check_folded_size(model.proto, foldable)
+    known = _of_known_size(model.proto, foldable, last=rounds == 1)
+    folded = {id(node) for node in known}
+    rest = [node for node in graph.node if id(node) not in folded]
     needed = {name for node in rest for name in node.input} | {value.name for value in graph.output}
-    names = [name for node in foldable for name in node.output if name in needed]
-    values = _computed(model, foldable, names)
+    names = [name for node in known for name in node.output if name in needed]
+    values = _computed(model, known, names)
     del graph.node[:]
     graph.node.extend(rest)
-    return model.with_constants(values)
+    if len(known) == len(foldable):
+        return model.with_constants(values)
+    inferred = [value for value in graph.value_info if min(_static_shape(value), default=0) >= 0]
+    del graph.value_info[:]  # what was not known would stay so
+    graph.value_info.extend(inferred)
+    return _folded(model.with_constants(values), rounds - 1)
 
 
-def _check_folded_size(model: onnx.ModelProto, nodes: list[onnx.NodeProto]) -> None:
-    """Refuse to compute constants that take more memory than any model's do: a few bytes can declare that much."""
+def _of_known_size(model: onnx.ModelProto, nodes: list[onnx.NodeProto], *, last: bool) -> list[onnx.NodeProto]:
+    """Return the nodes before the first whose size only constants that they compute tell; with `last`, all.
+
+    Raises ModelError for constants that take more memory than any model's do: a few bytes can declare that much.
+    """
     inferred = shape_inference.infer_shapes(model, data_prop=True).graph
     values = {value.name: value for value in (*inferred.value_info, *inferred.output)}
     total = 0
-    for node in nodes:
+    for number, node in enumerate(nodes):
         for name in filter(None, node.output):
             size = _bytes_of(values.get(name))
             total += size or 0
+            if size is None and not last and any(before.op_type != "Constant" for before in nodes[:number]):
+                return nodes[:number]
             if size is None or total > MOST_CONSTANT_BYTES:
                 size_is = "an unknown number of" if size is None else f"more than {MOST_CONSTANT_BYTES:,}"
                 why = (
                     f"the constants that the model computes, such as places in an image of this size, take {size_is} "
-                    "bytes; give a smaller size, or export the model with their values"
+                    "bytes; export the model with their values, or for smaller images"
                 )
-                raise never(node.name or name, node.op_type, why)
+                raise (refuse if size is None else never)(node.name or name, node.op_type, why)
+    return nodes
 
 
 def _bytes_of(value: onnx.ValueInfoProto | None) -> int | None:

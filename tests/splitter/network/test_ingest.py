@@ -81,6 +81,19 @@ def test_computed_constants_are_folded_and_what_is_not_float32_or_not_used_stays
     assert split_error(net, net.flat("top"), tmp_path, ["2x2", "2x2", "1"]) <= EXACT
 
 
+def test_a_constant_whose_size_is_computed_is_folded(tmp_path):
+    """A token that is repeated for each image and stands before its positions, as torch's exporter writes it."""
+    net = Net(3, *SIZE, opset=14)
+    positions = net.op("Transpose", net.op("Reshape", net.conv("x", 3, 4, 3), [0, 4, -1]), perm=[0, 2, 1])
+    sizes = net.op("Concat", net.op("Gather", net.op("Shape", "x"), [0]), [-1], [-1], axis=0)
+    value = helper.make_tensor("value", TensorProto.INT64, [1], [1])
+    ones = net.op("ConstantOfShape", net.op("Shape", sizes), value=value)
+    sizes = net.op("Where", net.op("Equal", sizes, net.op("Mul", ones, -1)), ones, sizes)
+    rows = net.op("Concat", net.op("Expand", net.floats(1, 1, 4), sizes), positions, axis=1)
+    classes = net.linear(net.flat(rows), 4 * (1 + int(np.prod(SIZE))), 5)
+    assert split_error(net, classes, tmp_path, ["1"]) <= EXACT
+
+
 def refused(net, output, *words, **options):
     with pytest.raises(ModelError) as refusal:
         net.graph(output, **options)

@@ -47,7 +47,6 @@ from serfer.splitter.network.unsupported import (
     may_fold,
     never,
     refuse,
-    refuse,
 )
 
 _IMAGES = (TensorProto.FLOAT, TensorProto.FLOAT16)

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import MISSING, dataclass
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args
 
@@ -35,7 +36,6 @@ _PREFIX = "SERFER_"
 _FILE = Path("serfer.toml")  # of the working directory
 _FILE_VARIABLE = "SERFER_CONFIG"
 _FILE_NAMED = f"--config or {_FILE_VARIABLE}"
-_CODE = re.compile(r"(route|keep_warm|selector)=[\w.]+:[A-Za-z_]\w*(:|$)|.*\.py(:|$)")  # which an operator names alone
 _left_out: Final[set[str]] = set()
 # Kubernetes sets these in every container next to a service that is called serfer.
 _SERVICE_LINK = re.compile(r"SERFER_(SERVICE_(HOST|PORT\w*)|PORT_\d+_(TCP|UDP|SCTP)\w*)")
@@ -53,7 +53,8 @@ _ALIKE = 0.75  # of two names, from which on one may have been meant by the othe
 _COLLECTORS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _AWS_ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CA_BUNDLE")
 _IPV6 = r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*"
-_HOST = re.compile(rf"([A-Za-z0-9_][A-Za-z0-9_.-]*|\[{_IPV6}\])(:\d{{1,5}})?|{_IPV6}")
+_HOST = re.compile(rf"([A-Za-z0-9_][A-Za-z0-9_.-]*|\[{_IPV6}\])(:(?P<port>[0-9]{{1,5}}))?|{_IPV6}")
+_MOST_PORT = 65_535
 _MOST_BYTES = 4 * 1024 * 1024
 
 
@@ -102,7 +103,7 @@ class Settings(BaseSettings):
     """The alias of deployed functions."""
     host: str = "127.0.0.1"
     """The address that a service listens at; 0.0.0.0 is all there are."""
-    port: int = Field(default=8000, ge=0, le=65535)
+    port: int = Field(default=8000, ge=0, le=_MOST_PORT)
     """The port of a service; 0 is any free one."""
     drivers: int = Field(default=0, ge=0, le=64)
     """Drivers of `serfer serve` behind a load balancer; 0: its process is the one driver."""
@@ -234,7 +235,7 @@ class Settings(BaseSettings):
     """
     local_fetch_rate: float | None = Field(default=None, gt=0)
     """For measurements: bytes a second at which a local environment fetches weights that are not in its package."""
-    local_port: int = Field(default=0, ge=0, le=65535)
+    local_port: int = Field(default=0, ge=0, le=_MOST_PORT)
     """The port of the local Lambda service; 0 is any free one."""
 
     @classmethod
@@ -293,8 +294,10 @@ class Settings(BaseSettings):
         """Take host names with commas between them; refuse URLs, which would never match."""
         hosts = _split(names)
         for name in hosts:
-            if not _HOST.fullmatch(name):
+            if not (found := _HOST.fullmatch(name)):
                 raise ValueError(f"{name!r} is not a host name or an IP address: give it without scheme and path")
+            if found["port"] and not 0 < int(found["port"]) <= _MOST_PORT:
+                raise ValueError(f"{name!r} has a port that there is not: give 1 to {_MOST_PORT}")
         return hosts
 
     @field_validator("yield_key")
@@ -476,7 +479,7 @@ def settings_file() -> tuple[Path | None, dict[str, Any]]:
             raise InputError(f"{path}: {key!r:.80} is not a setting: {_meant(key, value)}")
         if is_secret(key):
             raise InputError(f"{path}: {key} is a secret, which belongs in the variable {_PREFIX}{key.upper()} alone")
-        _refuse_password(path, key, value, _PREFIX)
+        _refuse(path, key, value, _PREFIX)
     return path, values
 
 
@@ -504,14 +507,37 @@ def _meant(key: str, value: object) -> str:
     return f"did you mean {form.format(near)}?" if near else _LISTED
 
 
-def _refuse_password(path: Path | None, key: str, value: object, prefix: str) -> None:
+def _refuse(path: Path | None, key: str, value: object, prefix: str) -> None:
     from serfer.storage import redact  # noqa: PLC0415 - only a file needs it
 
     texts = [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
     if any(redact(text) != text for text in texts):
         raise InputError(f"{path}: {key} has a password, which belongs in the variable {prefix}{key.upper()} alone")
-    if not os.environ.get(_FILE_VARIABLE) and any(_CODE.match(f"{key}={text}") for text in texts):
-        raise InputError(f"{path}: {key} names code: give it as an option, or name the file with --config {path}")
+    if not os.environ.get(_FILE_VARIABLE) and (why := next(filter(None, map(partial(_runs_code, key), texts)), "")):
+        how = f"give it as an option or a variable, or name the file with --config {path}"
+        raise InputError(f"{path}: {key} may make code run{why}: {how}")
+
+
+def _runs_code(key: str, text: str) -> str:
+    """Return why a value may run code that is not ours, which an operator names alone; "" where it cannot."""
+    if key == "cache_dir":
+        return ", since functions are run from it"
+    if key in ("route", "keep_warm", "selector"):
+        return "" if _is_built_in(key, text) else f", and {text!r:.80} is not a built-in name"
+    return f", which {text!r:.80} names" if re.search(r"\.py(:|$)", text) else ""
+
+
+def _is_built_in(key: str, text: str) -> bool:
+    from serfer.control.policies import POLICIES, ROUTES, STUDY  # noqa: PLC0415 - only a file needs it
+    from serfer.control.selection import DEFAULT  # noqa: PLC0415 - same
+    from serfer.control.windows import WINDOWS, seconds_in  # noqa: PLC0415 - same
+
+    if key == "route" and text in (*ROUTES, *STUDY):  # a setting of one of STUDY may name code in turn
+        return True
+    if key == "keep_warm" and seconds_in(text) is not None:
+        return True
+    names = {"route": POLICIES, "keep_warm": WINDOWS, "selector": (DEFAULT,)}
+    return text.partition(":")[0] in names[key]
 
 
 def leave_out(keys: Iterable[str]) -> None:
@@ -536,7 +562,7 @@ def command_keys(kind: type[Options]) -> dict[str, tuple[Any, str, bool]]:
             continue
         if key not in known or key in on_line:
             raise InputError(f"{path}: [{table}] {unknown_key(kind, key)}")
-        _refuse_password(path, key, value, _prefix(table))
+        _refuse(path, key, value, _prefix(table))
         if not ((setting := known[key].setting) and os.environ.get(f"{_PREFIX}{setting.upper()}")):
             found[key] = value, f"{path}: [{table}] {key}", True
     for variable, value in os.environ.items():

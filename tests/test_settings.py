@@ -1,10 +1,13 @@
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
+from serfer.cli.shared.service_commands import ServeCommand
+from serfer.control.policies import ROUTES
 from serfer.control.scenario import read_scenario
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.costs.operator_costs import dump_profiles, shipped_profiles
@@ -13,7 +16,7 @@ from serfer.core.sigv4 import Access
 from serfer.sam.cost.scenario import read_profile
 from serfer.sam.options import GpuPool, Options
 from serfer.sam.samconfig import stacks
-from serfer.settings import Settings, load_settings, settings_with, unknown_settings
+from serfer.settings import Settings, command_keys, load_settings, settings_with, unknown_settings
 from serfer.splitter.network.description import read_preprocess
 from tests.test_build_cache import give_away
 
@@ -83,6 +86,7 @@ def test_every_setting_is_a_variable(monkeypatch):
         ("MAX_USD_PER_HOUR", "0"),
         ("ALLOW_HOSTS", "https://photos.example"),
         ("ALLOW_HOSTS", "photos.example:x"),
+        ("ALLOW_HOSTS", "photos.example:65536"),
         ("ALLOW_HOSTS", "photos.example,"),
     ],
 )
@@ -131,19 +135,14 @@ class TestFile:
             ("[quux]\nport = 1", "^serfer.toml: 'quux' is not a setting: without it, serfer serve --show-config lists"),
             ("drivers = true", "^serfer.toml: drivers: Input should be a number, not true or false$"),
             ("max_usd_per_hour = true", "^serfer.toml: max_usd_per_hour: .*a number, not true or false$"),
-            (
-                'instance_key = "sf_x"',
-                "^serfer.toml: instance_key is a secret, .* the variable SERFER_INSTANCE_KEY alone",
-            ),
+            ('instance_key = "sf_x"', "^serfer.toml: instance_key is a secret, .* variable SERFER_INSTANCE_KEY alone"),
             ('local_access = "ID:0123456789abcdef"', "local_access is a secret"),
             ('store = "redis://:pw@host:1"', "^serfer.toml: store has a password, .* the variable SERFER_STORE alone$"),
             ("port = -1", "^serfer.toml: port: "),
             ("port = ", "^serfer.toml: not TOML: "),
             ("port = " + "9" * 5000, "^serfer.toml: not TOML: "),
             ("port = " + "[" * 20_000, "^serfer.toml: not TOML: "),
-            ('route = "theirs.py:Policy"', "^serfer.toml: route names code: .* --config"),
-            ('route = "theirs:Policy:a=1"', "^serfer.toml: route names code: "),
-            ('keep_warm = "os:system"', "^serfer.toml: keep_warm names code: "),
+            (r'registry = "d\ne.py:f"', r"^serfer.toml: registry may make code run, which 'd\\ne.py:f' names: "),
             ("allow_hosts = [1]", "^serfer.toml: allow_hosts: .*a list of names"),
             ("allow_hosts = 1", "^serfer.toml: allow_hosts: .*a list of names"),
         ],
@@ -152,6 +151,27 @@ class TestFile:
         (tmp_path / "serfer.toml").write_text(content)
         with pytest.raises(InputError, match=words):
             load_settings()
+
+    @pytest.mark.hostile
+    @pytest.mark.parametrize("key", ["cache_dir", "route", "keep_warm", "selector"])
+    def test_found_file_makes_no_code_run(self, tmp_path, key):
+        table = partial(command_keys, ServeCommand)
+        readers = {"cache_dir": [load_settings], "selector": [table]}.get(key, [load_settings, table])
+        words = f"^serfer.toml: {key} may make code run, .* --config serfer.toml$"
+        for text in (
+            r"d\ne.py:A",
+            "pk:A:a=1",
+            "pk:9A",
+            "pk:A.x",
+            "auto:x",
+            "mark:forecaster=pk:A",
+            "infas",
+            "lsth.x:y",
+        ):
+            (tmp_path / "serfer.toml").write_text(f'{key} = "{text}"\n[serve]\n{key} = "{text}"')
+            for read in readers:
+                with pytest.raises(InputError, match=words):
+                    read()
 
     @pytest.mark.who_may
     @pytest.mark.parametrize("place", ["", "serfer.toml"])
@@ -171,8 +191,8 @@ class TestFile:
             load_settings()
 
     def test_file_that_is_named_may_name_code(self, monkeypatch, tmp_path):
-        for route in ("mark", "break_even:horizon_s=60"):
-            (tmp_path / "serfer.toml").write_text(f'route = "{route}"')
+        for route in (*ROUTES, "mark", "target-tracking:target=0.5"):
+            (tmp_path / "serfer.toml").write_text(f'route = "{route}"\nkeep_warm = "300"')
             assert load_settings().route == route
         (tmp_path / "serfer.toml").write_text('route = "mine.py:Policy"')
         monkeypatch.setenv("SERFER_CONFIG", "serfer.toml")

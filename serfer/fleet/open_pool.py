@@ -14,11 +14,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from serfer.control.policies import DEFAULT, POLICIES, find_policy, make_policy, serves_alone
+from serfer.control.policies import AUTO, DEFAULT, GPU, POLICIES, ROUTES, find_policy, make_policy, serves_alone
 from serfer.control.router import SERVERLESS, Router
 from serfer.control.scenario import Market, Scenario, read_scenario
 from serfer.core.errors import UsageError
@@ -42,9 +42,6 @@ from serfer.storage.store import Store
 if TYPE_CHECKING:
     import aiohttp
 
-AUTO: Final = "auto"
-GPU: Final = "gpu"
-ROUTES: Final = (SERVERLESS, AUTO, GPU, *(name for name in POLICIES if name != SERVERLESS))
 _IDLE_S = 60.0  # without a request, after which an instance on this machine ends
 _NOT_IN_LABELS = re.compile(r"[^A-Za-z0-9._]")
 

@@ -31,6 +31,8 @@ VALUES = {
     **dict.fromkeys(_NUMBERS, (1, 2, 3)),
     "open_registry": (False, True, True),
     "allow_hosts": (["a"], ["b"], ["c"]),
+    "route": ("auto", "b", "c"),
+    "keep_warm": ("lsth", "b", "c"),
     "workers": ("local", "aws", "inprocess"),
     "engine": ("poll", "push", "poll"),
     "log_level": ("error", "debug", "warning"),

@@ -23,6 +23,7 @@ from serfer.control.policies.fixed import Instances, Serverless
 from serfer.control.policies.ski_rental import SkiRental
 from serfer.control.policies.target_tracking import SageMaker, TargetTracking
 from serfer.control.policy import InstanceCount, Policy, ProvisioningPlan
+from serfer.control.router import SERVERLESS
 from serfer.control.scenario import Market, Scenario
 from serfer.core.errors import MissingExtraError
 from serfer.core.wire import MAX_BATCH
@@ -39,6 +40,9 @@ POLICIES: Final[dict[str, type[Any]]] = {
     "target-tracking": TargetTracking,
     "sagemaker": SageMaker,
 }
+AUTO: Final = "auto"
+GPU: Final = "gpu"
+ROUTES: Final = (SERVERLESS, AUTO, GPU, *(name for name in POLICIES if name != SERVERLESS))
 STUDY: Final = ("mark", "mark-spot", "nonuniform", "target-tracking-stepwise")
 """The policies that the distribution of benchmarks and studies plugs in."""
 MAX_INSTANCES: Final = 10_000

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Final
 
 from serfer.control.plug_ins import load, unchecked
 from serfer.control.windows.histograms import HybridHistogram, LongShortHistogram
@@ -16,17 +17,18 @@ from serfer.control.windows.levels import Change, IdlePeriod, WarmLevels
 from serfer.control.windows.windows import MOST_S, FixedKeepAlive, WindowPolicy, Windows
 from serfer.core.errors import UsageError
 
-__all__ = ["Change", "IdlePeriod", "WarmLevels", "WindowPolicy", "Windows", "window_policies"]
+__all__ = ["WINDOWS", "Change", "IdlePeriod", "WarmLevels", "WindowPolicy", "Windows", "seconds_in", "window_policies"]
+
+WINDOWS: Final[dict[str, type[WindowPolicy]]] = {"lsth": LongShortHistogram, "hybrid": HybridHistogram}
 
 
 def window_policies(name: str) -> Callable[[], WindowPolicy]:
     """Return what makes the windows of one instance; raises UsageError for a name or a value that cannot be."""
-    if (seconds := _number(name)) is not None:
+    if (seconds := seconds_in(name)) is not None:
         if not 0 <= seconds <= MOST_S:
             raise UsageError(f"a keep-alive window is 0 to {MOST_S:,.0f} seconds, not {name[:40]}")
         return lambda: FixedKeepAlive(seconds)
-    own = {"lsth": LongShortHistogram, "hybrid": HybridHistogram}
-    plug_in = load("windows", "serfer.windows", name, ("observe", "windows"), own, "seconds, ")
+    plug_in = load("windows", "serfer.windows", name, ("observe", "windows"), WINDOWS, "seconds, ")
 
     def make() -> WindowPolicy:
         policy: WindowPolicy = plug_in.make(checks={"observe": unchecked, "windows": _fault_of})
@@ -37,7 +39,7 @@ def window_policies(name: str) -> Callable[[], WindowPolicy]:
     return make
 
 
-def _number(text: str) -> float | None:
+def seconds_in(text: str) -> float | None:
     try:
         return float(text)
     except ValueError:

@@ -45,9 +45,7 @@ SMP = Package(
     "segmentation-models-pytorch", "0.6.0", "c46162221b5abe3bc296b222fbea8aa80d0b56e7130f7ddef654f707804534e2"
 )
 OPENCV = Package(
-    "opencv-python-headless",
-    "4.12.0.88",
-    "236c8df54a90f4d02076e6f9c1cc763d794542e886c576a6fee46ec8ff75a7a9",
+    "opencv-python-headless", "4.12.0.88", "236c8df54a90f4d02076e6f9c1cc763d794542e886c576a6fee46ec8ff75a7a9"
 )
 
 

@@ -19,13 +19,7 @@ from serfer.applications.instances import VariantInstances
 from serfer.applications.pipelines import VariantPipelines, served_name
 from serfer.applications.served import FunctionsPlace
 from serfer.control.selection import InfaasSelector
-from serfer.core.errors import (
-    DeadlineError,
-    PlanError,
-    TaskFailedError,
-    UnavailableError,
-    UsageError,
-)
+from serfer.core.errors import DeadlineError, PlanError, TaskFailedError, UnavailableError, UsageError
 from serfer.core.variants import Canary, CanaryLimits, Objectives, Place
 from serfer.registry import open_registry
 from tests import bugs

@@ -12,9 +12,7 @@ def slow_profiles(times=1.0, parallel=0.5):
     shipped = shipped_profiles()
     kinds = {
         kind: replace(
-            one,
-            parallel=parallel,
-            coefficients_ns={name: times * _NS.get(name, 0.0) for name in one.coefficients_ns},
+            one, parallel=parallel, coefficients_ns={name: times * _NS.get(name, 0.0) for name in one.coefficients_ns}
         )
         for kind, one in shipped.kinds.items()
     }

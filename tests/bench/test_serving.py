@@ -159,10 +159,7 @@ def test_a_function_belongs_to_the_part_of_its_file(file, part):
 
 
 def test_calls_are_those_of_a_query_and_what_they_leave_of_its_time_is_the_loops():
-    calls = [
-        ("/usr/lib/python3.11/asyncio/tasks.py", "create_task", 8, 0.004),
-        ("/x/a.py", "f", 4, 0.012),
-    ]
+    calls = [("/usr/lib/python3.11/asyncio/tasks.py", "create_task", 8, 0.004), ("/x/a.py", "f", 4, 0.012)]
     counts = counted("local", 4, 0.024, calls)
     assert (counts.calls["the event loop"], counts.calls["Python's library"]) == (2, 1)
     body = {row[0]: row[1:] for row in results([counts], "net").tables[0].body}

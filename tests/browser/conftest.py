@@ -21,10 +21,7 @@ PATIENCE_MS = 60_000  # a busy machine takes its time
 def plans(tmp_path_factory):
     """Two plans of one network: four tiles, four tiles and one task; two tiles and one task."""
     places = tmp_path_factory.mktemp("page")
-    return {
-        "small": split_small(places / "small"),
-        "lean": split_small(places / "lean", grids=[(1, 2), (1, 1)]),
-    }
+    return {"small": split_small(places / "small"), "lean": split_small(places / "lean", grids=[(1, 2), (1, 1)])}
 
 
 @pytest.fixture(scope="session")

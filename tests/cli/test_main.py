@@ -98,16 +98,8 @@ def test_a_missing_library_is_named_with_its_pip_command(serfer, monkeypatch, tm
         ("split plan --out x", 3, "plan is a plan directory, which was split before: give the network, or see serfer"),
         ("split . --out x", 3, ". is a directory: give an .onnx file, module.py:factory, or a name"),
         ("split no.py:make --size 8x8 --out x", 3, "no.py does not exist: give the Python file that has make()"),
-        (
-            "serve net.py:make",
-            3,
-            "net.py:make is a Python file, not a plan directory: write one with serfer split",
-        ),
-        (
-            "predict code.py x.jpg",
-            3,
-            "code.py is a Python file, not a plan directory: write one with serfer split",
-        ),
+        ("serve net.py:make", 3, "net.py:make is a Python file, not a plan directory: write one with serfer split"),
+        ("predict code.py x.jpg", 3, "code.py is a Python file, not a plan directory: write one with serfer split"),
         ("deploy apply plan dev", 3, "plan is a plan: serfer deploy package plan --out BUILD, and give BUILD"),
         ("keys add a --scope x", 2, "Invalid value for '--scope': 'x' is not one of 'classify', "),
         ("split timm:none --stages 99 --out x", 2, "--stages must be between 1 and 16, not 99"),

@@ -13,13 +13,7 @@ from hypothesis.extra import numpy as arrays
 
 from serfer import Client
 from serfer.client.arrays import ArrayForm, FileValues, place_chunk
-from serfer.core.errors import (
-    RequestRefusedError,
-    ServiceError,
-    ServiceUnavailableError,
-    UnavailableError,
-    UsageError,
-)
+from serfer.core.errors import RequestRefusedError, ServiceError, ServiceUnavailableError, UnavailableError, UsageError
 from serfer.core.zarr import encode_chunk
 from tests.client.test_client import KEY, Service, Time, Waited, answer, problem
 from tests.results.stored import array_of, dense

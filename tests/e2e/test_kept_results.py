@@ -8,13 +8,7 @@ import onnx
 import pytest
 
 import serfer
-from serfer.core.errors import (
-    NotFiniteError,
-    ResultGoneError,
-    StoreUnavailableError,
-    TaskFailedError,
-    UsageError,
-)
+from serfer.core.errors import NotFiniteError, ResultGoneError, StoreUnavailableError, TaskFailedError, UsageError
 from serfer.core.keys import LOCAL_OWNER, ResultPlace
 from serfer.core.plan.answers import answer_arrays
 from serfer.core.run_machine import Retry

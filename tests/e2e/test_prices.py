@@ -37,7 +37,7 @@ def test_cost_prices_a_query_a_burst_and_an_idle_month(serfer_here, plan, tmp_pa
     assert set(prices) == FIELDS
     stages = prices["query"]["stages"]
     assert [(stage["name"], stage["grid"], stage["tasks"]) for stage in stages] == [
-        *(("stage-0", "2x2", 4), ("stage-1", "2x2", 4), ("stage-2", "1", 1)),
+        *(("stage-0", "2x2", 4), ("stage-1", "2x2", 4), ("stage-2", "1", 1))
     ]
     assert all(set(stage) == STAGE for stage in stages)
     for stage, planned in zip(stages, load_plan(own).stages, strict=True):

@@ -179,8 +179,7 @@ def test_a_pool_of_two_types_and_markets_serves_from_each_at_its_own_price(serve
     (tmp_path / "each.py").write_text(EACH)
     instances_option = "here=local,here/spot=local,there=local"
     command, url = serve(
-        *("--route", f"{tmp_path}/each.py:Each", "--instances", instances_option),
-        *("--store", "memory://"),
+        *("--route", f"{tmp_path}/each.py:Each", "--instances", instances_option), *("--store", "memory://")
     )
     prices = {("here", "on-demand"): 0.9, ("here", "spot"): 0.3, ("there", "on-demand"): 0.36}
     costs = {0.9 / 3600 / 200, 0.3 / 3600 / 200, 0.36 / 3600 / 100}

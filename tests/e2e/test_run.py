@@ -73,7 +73,7 @@ def test_the_text_output_lists_outputs_stages_and_dollars(serfer_here, dense, ex
 def test_png_holds_masks_and_maps_of_one_channel(run, answer, examples, tmp_path):
     assert run(examples / "rocket.jpg", "--out", tmp_path / "maps", "--format", "png").code == 0
     assert sorted(path.name for path in (tmp_path / "maps").iterdir()) == [
-        *("rocket.classes.png", "rocket.embedding.npy", "rocket.head_depth.png", "rocket.scores.npy"),
+        *("rocket.classes.png", "rocket.embedding.npy", "rocket.head_depth.png", "rocket.scores.npy")
     ]
     with Image.open(tmp_path / "maps" / "rocket.classes.png") as mask:
         assert mask.mode == "P"

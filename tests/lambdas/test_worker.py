@@ -255,11 +255,7 @@ class TestShared:
         floats, stored = self.queries(plan, (2, 1), 0, 4)
         key = input_key(stored.query, 4)
         store.put(key, protect(stored.crop.data, key), 60)
-        jobs = [
-            floats,
-            replace(stored, crop=Crop("float32", None)),
-            replace(floats, query="a" * 32, crop=as_pixels),
-        ]
+        jobs = [floats, replace(stored, crop=Crop("float32", None)), replace(floats, query="a" * 32, crop=as_pixels)]
         reports = worker.run_shared(jobs)
         assert [report.counts.gets for report in reports] == [0, 1, 0]
         together = [store.get(output_key(job.query, 0, 4)) for job in jobs]

@@ -307,10 +307,7 @@ def test_boxes_that_depend_on_other_cells_are_not_decoded_by_frames():
 
 def test_rings_are_counterclockwise_and_lie_at_longitude_and_latitude(tmp_path):
     boxes = Boxes(np.array([[10.0, 20.0, 30.0, 60.0]]), np.array([0.5]), np.array([7]))
-    for georeference, first in (
-        (Georeference(UTM, tuple(WHERE)[:6]), (13.5, 52.3)),
-        (Georeference(), (10, 20)),
-    ):
+    for georeference, first in ((Georeference(UTM, tuple(WHERE)[:6]), (13.5, 52.3)), (Georeference(), (10, 20))):
         image = BoxedImage("a.tif", 100, 200, (), georeference)
         write_boxes(tmp_path / "a.geojson", ".geojson", boxes, image)
         [feature] = json.loads((tmp_path / "a.geojson").read_text())["features"]

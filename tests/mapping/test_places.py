@@ -210,10 +210,7 @@ def test_spending_is_reserved_within_the_ceiling(usd, steps, spent):
     assert spending.spent == spent
 
 
-@given(
-    st.lists(st.tuples(st.floats(0.01, 2), st.floats(0, 1)), max_size=60),
-    st.floats(0.1, 20),
-)
+@given(st.lists(st.tuples(st.floats(0.01, 2), st.floats(0, 1)), max_size=60), st.floats(0.1, 20))
 def test_no_ceiling_is_passed_by_windows_that_cost_no_more_than_predicted(windows, ceiling):
     spending = Spending(ceiling)
     for predicted, share in windows:

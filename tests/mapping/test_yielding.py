@@ -77,10 +77,7 @@ class TestYielding:
         service.replies = [load(0.9)]
         again = [*map(str, command), "--yield-to", service.url]
         process = subprocess.Popen(
-            [sys.executable, "-m", "serfer", *again],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+            [sys.executable, "-m", "serfer", *again], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         asked(service, 2)
         process.send_signal(signal.SIGINT)

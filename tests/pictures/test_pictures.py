@@ -174,9 +174,7 @@ def test_a_text_picture_shows_stages_cuts_and_skip_connections():
 def test_tensors_that_skip_stages_side_by_side_each_have_a_lane():
     first, second, third, last = branched()
     wide = replace(
-        second,
-        outputs=(SECOND, SECOND),
-        tiles=tuple(replace(tile, outputs=tile.outputs * 2) for tile in second.tiles),
+        second, outputs=(SECOND, SECOND), tiles=tuple(replace(tile, outputs=tile.outputs * 2) for tile in second.tiles)
     )
     joined = replace(last, inputs=(*last.inputs, Input(1, 1, SECOND)))
     lines = text_picture(make_plan([first, wide, third, joined])).splitlines()

@@ -340,9 +340,7 @@ def test_a_directory_without_parts_is_gone_with_its_process(tmp_path):
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.lists(st.integers(1, 7), min_size=1, max_size=4),
-    st.lists(st.integers(1, 7), min_size=1, max_size=4),
-    st.data(),
+    st.lists(st.integers(1, 7), min_size=1, max_size=4), st.lists(st.integers(1, 7), min_size=1, max_size=4), st.data()
 )
 def test_a_rectangle_is_read_of_the_parts_in_which_it_lies(tmp_path_factory, heights, widths, data):
     rows, cols = (Axis((0, *np.cumsum(sizes).tolist())) for sizes in (heights, widths))

@@ -20,15 +20,7 @@ from PIL import Image
 from serfer.core.errors import InputError, UnavailableError, UsageError
 from serfer.core.geometry import Rect
 from serfer.core.zarr import Axis, ChunkedArray
-from serfer.raster import (
-    Georeference,
-    ResultOptions,
-    ResultParts,
-    check_result,
-    check_space,
-    open_raster,
-    write_result,
-)
+from serfer.raster import Georeference, ResultOptions, ResultParts, check_result, check_space, open_raster, write_result
 from serfer.raster.palette import DepthScale, colours, mask_image, palette, read_depth, write_depth
 from serfer.raster.results import tiff_result
 from tests.moto_server import ACCESS, MotoServer
@@ -72,10 +64,7 @@ class TestTiff:
     @one_each(
         "compression",
         ["deflate", "zstd", "none"],
-        (
-            ("dtype", "channels"),
-            [("uint8", 1), ("uint8", 3), ("int8", 1), ("uint16", 2), ("int32", 1), ("float32", 6)],
-        ),
+        (("dtype", "channels"), [("uint8", 1), ("uint8", 3), ("int8", 1), ("uint16", 2), ("int32", 1), ("float32", 6)]),
     )
     def test_a_result_has_the_values_of_its_parts(self, tmp_path, dtype, channels, compression):
         values = pixels(700, 1100, channels, dtype)

@@ -19,14 +19,7 @@ from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from serfer.packaging.compiling import interpreter
 from serfer.packaging.manifest import WORKER
 from serfer.sam.build import layers
-from serfer.sam.build.layers import (
-    check_size,
-    driver_layer,
-    function_directory,
-    gpu_layer,
-    weights_layer,
-    worker_layer,
-)
+from serfer.sam.build.layers import check_size, driver_layer, function_directory, gpu_layer, weights_layer, worker_layer
 from serfer.sam.build.tree import Built, built, seal, tree_digest
 from serfer.sam.build.wheels import lock_file, pins
 from serfer.sam.options import RUNTIMES, digest12, function_id, weights_id

@@ -143,10 +143,7 @@ def test_spot_instances_are_a_group_of_their_own_that_rebalances_and_drains(spot
         assert group["CapacityRebalance"] is True
         assert {
             hook["LifecycleTransition"]: hook["DefaultResult"] for hook in group["LifecycleHookSpecificationList"]
-        } == {
-            "autoscaling:EC2_INSTANCE_LAUNCHING": "ABANDON",
-            "autoscaling:EC2_INSTANCE_TERMINATING": "CONTINUE",
-        }
+        } == {"autoscaling:EC2_INSTANCE_LAUNCHING": "ABANDON", "autoscaling:EC2_INSTANCE_TERMINATING": "CONTINUE"}
         assert group["LaunchTemplate"]["LaunchTemplateId"] == {"Ref": f"GpuTemplate{digest}Spot"}
         launched = spot["Resources"][f"GpuTemplate{digest}Spot"]["Properties"]["LaunchTemplateData"]
         assert launched["InstanceMarketOptions"] == {"MarketType": "spot"}

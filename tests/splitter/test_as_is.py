@@ -135,8 +135,7 @@ def found_boxes(most=20):
     position = net.op("Gather", chosen, 2, axis=1)
     flat = net.op("Squeeze", boxes, [0])
     return net.model(
-        (net.op("Gather", flat, position, output="boxes"), TensorProto.FLOAT, 2),
-        (chosen, TensorProto.INT64, 2),
+        (net.op("Gather", flat, position, output="boxes"), TensorProto.FLOAT, 2), (chosen, TensorProto.INT64, 2)
     )
 
 

@@ -69,8 +69,7 @@ def test_dense_networks_equal_their_modules_on_every_grid(tmp_path, name):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:no stage can be spread")  # of networks of more norms than stages
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.weekly if name in WEEKLY else ()) for name in (*NETWORKS, *LARGE)],
+    "name", [pytest.param(name, marks=pytest.mark.weekly if name in WEEKLY else ()) for name in (*NETWORKS, *LARGE)]
 )
 def test_dense_networks_of_one_to_four_stages_equal_their_modules_through_worker_and_store(tmp_path, name):
     net, size = network(name)

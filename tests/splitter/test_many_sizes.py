@@ -109,10 +109,7 @@ def test_each_size_is_answered_as_onnx_runtime_does(many):
 @pytest.mark.parametrize(
     ("shapes", "words"),
     [
-        (
-            [(1, 3, *size) for size in ((8, 12), (48, 8), (40, 32), (0, 8), (8, 72))],
-            r"8 to 40 \(multiples of 8\)",
-        ),
+        ([(1, 3, *size) for size in ((8, 12), (48, 8), (40, 32), (0, 8), (8, 72))], r"8 to 40 \(multiples of 8\)"),
         ([(3, 8, 8), (1, 4, 8, 8), ()], r"takes \(N, 3, H, W\) float32"),
     ],
 )

@@ -81,10 +81,7 @@ def test_malformed_urls_are_refused_in_one_line_without_secrets(url):
             Address(f"https://{EXPRESS}.s3express-usw2-az1.us-west-2.amazonaws.com", "us-west-2", sessions=True),
         ),
         ("s3://bucket/p?endpoint=http://host:1", Address("http://host:1/bucket", "us-east-1", sessions=False)),
-        (
-            "s3://bucket/p?endpoint=https://host/s3/",
-            Address("https://host/s3/bucket", "us-east-1", sessions=False),
-        ),
+        ("s3://bucket/p?endpoint=https://host/s3/", Address("https://host/s3/bucket", "us-east-1", sessions=False)),
     ],
 )
 def test_addresses(url, expected):

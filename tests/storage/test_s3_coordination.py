@@ -78,11 +78,7 @@ def opened(served, clock):
 
     def open_one(**more):
         stores.append(
-            S3Store(
-                f"s3://bucket/p?endpoint={served[0]}",
-                clock=clock,
-                sleep=lambda _: threading.Event().wait(0.001),
-            )
+            S3Store(f"s3://bucket/p?endpoint={served[0]}", clock=clock, sleep=lambda _: threading.Event().wait(0.001))
         )
         return S3Coordination(stores[-1]._objects, stores[-1]._sleep, **more)
 

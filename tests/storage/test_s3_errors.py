@@ -334,10 +334,7 @@ def test_lifecycle_rule_refusals_name_bucket_and_prefix():
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0"])  # noqa: S104 - nothing listens there
 def test_a_body_is_signed_where_somebody_between_could_change_it(host):
     """Without TLS and beyond this machine: 0.0.0.0 is no address of its own, though it leads here."""
-    with (
-        stub(lambda _: (200, ALIVE, b"")) as (where, seen),
-        opened(where.replace("127.0.0.1", host)) as store,
-    ):
+    with stub(lambda _: (200, ALIVE, b"")) as (where, seen), opened(where.replace("127.0.0.1", host)) as store:
         store.put("key", b"x" * 100, 60)
     said = seen[-1].headers["x-amz-content-sha256"]
     assert said == (hashlib.sha256(seen[-1].body).hexdigest() if host == "0.0.0.0" else "UNSIGNED-PAYLOAD")  # noqa: S104

@@ -97,9 +97,7 @@ def pooled_and_one_layer(net, x):
         lambda net, x: net.flat(net.op("GlobalAveragePool", x)),
         lambda net, _: fully_connected(net, net.op("Relu", "x"), 3 * 144),
         lambda net, x: net.op(
-            "Add",
-            fully_connected(net, x, 6 * 144),
-            net.linear(net.flat(net.op("GlobalAveragePool", "x")), 3, 4),
+            "Add", fully_connected(net, x, 6 * 144), net.linear(net.flat(net.op("GlobalAveragePool", "x")), 3, 4)
         ),
         lambda net, x: net.op("Relu", fully_connected(net, x, 6 * 144)),
     ],

@@ -44,9 +44,7 @@ def descriptions():
     fit = st.one_of(
         st.tuples(size, st.sampled_from(INTERPOLATIONS), st.none()),
         st.tuples(
-            st.none(),
-            st.just(OPENCV_BILINEAR),
-            st.builds(Pad, st.sampled_from(PAD_PLACES), st.integers(0, 255)),
+            st.none(), st.just(OPENCV_BILINEAR), st.builds(Pad, st.sampled_from(PAD_PLACES), st.integers(0, 255))
         ),
     )
     finite = st.floats(-1e9, 1e9)

@@ -20,8 +20,7 @@ def head(*tensors, text="boxes", labels=0, shape=INPUT):
 
 
 @pytest.mark.parametrize(
-    ("dims", "family"),
-    [((84, 8400), "yolov8"), ((25200, 85), "yolov5"), ((8400, 85), "yolox"), ((300, 6), "end2end")],
+    ("dims", "family"), [((84, 8400), "yolov8"), ((25200, 85), "yolov5"), ((8400, 85), "yolox"), ((300, 6), "end2end")]
 )
 def test_one_output(dims, family):
     found = head(floats("output0", *dims))

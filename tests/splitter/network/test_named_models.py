@@ -16,14 +16,7 @@ import serfer
 from serfer.cli.shared.option_groups import NetworkFileOptions, WeightsOptions
 from serfer.cli.shared.options import network_among, plan_directory
 from serfer.cli.shared.service_options import served_models
-from serfer.core.errors import (
-    InputError,
-    MissingExtraError,
-    ModelError,
-    PlanError,
-    UnavailableError,
-    UsageError,
-)
+from serfer.core.errors import InputError, MissingExtraError, ModelError, PlanError, UnavailableError, UsageError
 from serfer.core.exactness import relative_error
 from serfer.core.plan import ImageLimits, Preprocess, Shape
 from serfer.images import Recipe, decode_image

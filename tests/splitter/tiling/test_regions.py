@@ -19,11 +19,7 @@ from serfer.splitter.plan_dir.emit import input_name, tile_graph
 from serfer.splitter.tiling.by_position import RATES, RESIZE_BY_POSITION, LinearResize, Place, append_bins
 from serfer.splitter.tiling.onnx_builder import OnnxBuilder
 from serfer.splitter.tiling.receptive_field import clipped, hull, spans_of, tabulated, under
-from serfer.splitter.tiling.regions import (
-    infer_regions,
-    input_paddings,
-    input_region,
-)
+from serfer.splitter.tiling.regions import infer_regions, input_paddings, input_region
 from tests.splitter.models import Net
 
 

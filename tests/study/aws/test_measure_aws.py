@@ -173,8 +173,7 @@ def test_a_run_that_has_spent_its_dollars_returns_what_it_measured(tmp_path, mon
 
 
 @pytest.mark.parametrize(
-    ("out", "message"),
-    [("/nowhere/aws.toml", "no directory /nowhere"), ("/aws.json", "name a file FILE.toml")],
+    ("out", "message"), [("/nowhere/aws.toml", "no directory /nowhere"), ("/aws.json", "name a file FILE.toml")]
 )
 def test_a_file_that_cannot_be_written_and_a_store_that_is_not_reached_from_here_are_refused(tmp_path, out, message):
     with pytest.raises(UsageError, match=message):

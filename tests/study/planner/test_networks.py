@@ -2,14 +2,7 @@
 
 import pytest
 
-from serfer_bench.study.planner.networks import (
-    NETWORKS,
-    Network,
-    Row,
-    in_runs,
-    known_rows,
-    write_table,
-)
+from serfer_bench.study.planner.networks import NETWORKS, Network, Row, in_runs, known_rows, write_table
 from tests.study.planner.networks import QUICK, ROWS, TABLE, check, named, of_shard, quick
 
 AT_LEAST = 45

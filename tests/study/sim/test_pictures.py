@@ -94,7 +94,7 @@ def test_the_windows_are_shaded_over_time_and_have_a_chart_of_latency_each(drawn
     windows = runs[0].outcome.windows
     assert [window.name for window in windows] == ["busiest", "median"]
     assert [chart.title.partition(" ")[0] for chart in charts] == [
-        *("load", "instances", "Lambda's", "dollars", "latency", "latency"),
+        *("load", "instances", "Lambda's", "dollars", "latency", "latency")
     ]
     for chart in charts[:4]:
         assert chart.bands == tuple((one.begin_s / 3600, one.end_s / 3600) for one in windows)

@@ -46,11 +46,7 @@ def evaluation(policy, usd, slo=None, *, window=None, seeds=1, comparable=True, 
 
 
 CANDIDATES = st.builds(
-    evaluation,
-    st.text("abc", min_size=1, max_size=3),
-    st.floats(0.01, 100),
-    st.floats(0, 1),
-    comparable=st.booleans(),
+    evaluation, st.text("abc", min_size=1, max_size=3), st.floats(0.01, 100), st.floats(0, 1), comparable=st.booleans()
 )
 
 

@@ -73,7 +73,6 @@ class _StalledError(BaseError):
 
 
 _REQUESTS = RetryPolicy("s3", _TransientError, Backoff(base=0.075, longest=0.3, factor=4.0), attempts=3)
-_READS = replace(_REQUESTS, attempts=6)
 _FIRST_READS_S = (0.5, 0.5, 1.0, 1.0, 2.0)  # longer and longer: the server may be slow; the last attempt has READ_S
 _BODIES = RetryPolicy("s3", _StalledError, Backoff(base=0.0, longest=0.0), attempts=8)
 
@@ -163,7 +162,7 @@ class S3Client:
                 raise _StalledError(str(error)) from error
             return _object_of(result, b"".join(parts))
 
-        return self._read(lambda store: retry(lambda: request(store), _BODIES, self._sleep))
+        return self._read(lambda store: self._continue(lambda: request(store), parts))
 
     def head(self, name: str) -> S3Object:
         return self._read(lambda store: _object_of(obstore.get(store, name, options={"head": True})))
@@ -187,7 +186,7 @@ class S3Client:
                 chunk_size=part or _SMALL,
                 max_concurrency=_PARTS_AT_ONCE,
             ),
-            reads_s=[READ_S if len(body) <= _SMALL else _LARGE_S],
+            limits=[READ_S if len(body) <= _SMALL else _LARGE_S],
         )
         return put["e_tag"] or ""
 
@@ -199,44 +198,69 @@ class S3Client:
         """ListObjectsV2: yield the names below a prefix last changed at `until`, in seconds since the epoch, or before.
 
         A page at a time, in the order in which S3 lists them: in directory buckets that is any, and the list of one
-        begins again where a page fails.
+        begins again where a page fails. So attempts count over the whole list, elsewhere from the last new name on.
         """
-        last: str | None = None
+        last = ""
+        seen: set[str] = set()  # in directory buckets, whose lists have no order to go on in
         lists: list[Iterator[Sequence[ObjectMeta]]] = []
+        limits: list[float] = []
 
         def request(store: obstore.store.S3Store) -> "Sequence[ObjectMeta] | None":
             if not lists:
-                lists.append(obstore.list(store, prefix.rstrip("/") or None, offset=last, chunk_size=1000))
+                lists.append(obstore.list(store, prefix.rstrip("/") or None, offset=last or None, chunk_size=1000))
             pages = lists.pop()
             page = next(pages, None)
             lists.append(pages)  # after an error another takes its place
             return page
 
-        while (page := self._read(request)) is not None:
-            yield [entry["path"] for entry in page if entry["last_modified"].timestamp() <= until]
-            last = None if self.address.sessions else page[-1]["path"]
+        while (page := self._read(request, limits)) is not None:
+            names = [entry["path"] for entry in page if entry["last_modified"].timestamp() <= until]
+            yield [name for name in names if name not in seen]
+            if self.address.sessions:
+                seen.update(names)
+            elif page[-1]["path"] > last:
+                last = page[-1]["path"]
+                limits.clear()
 
     def sign(self, name: str, lifetime_s: int) -> str:
         return self._ask(lambda store: obstore.sign(store, "GET", name, timedelta(seconds=lifetime_s)))
 
-    def _read(self, request: Callable[[obstore.store.S3Store], _T]) -> _T:
-        return self._ask(request, _READS, [*_FIRST_READS_S, READ_S])
+    def _read(self, request: Callable[[obstore.store.S3Store], _T], limits: list[float] | None = None) -> _T:
+        left = [] if limits is None else limits
+        left[:] = left or [*_FIRST_READS_S, READ_S]
+        return self._ask(request, replace(_REQUESTS, attempts=len(left)), left)
+
+    def _continue(self, request: Callable[[], _T], parts: Sequence[bytes]) -> _T:
+        """Repeat a request whose body is cut; attempts count from the last that brought more parts, for a while."""
+        until = time.monotonic() + _LARGE_S
+        while True:
+            before = sum(map(len, parts))
+            try:
+                return retry(request, _BODIES, self._sleep)
+            except _StalledError:
+                if sum(map(len, parts)) <= before or time.monotonic() > until:
+                    raise
 
     def _ask(
         self,
         request: Callable[[obstore.store.S3Store], _T],
         policy: RetryPolicy = _REQUESTS,
-        reads_s: Sequence[float] = (),
+        limits: list[float] | None = None,
     ) -> _T:
-        """Send a request; `reads_s` is how long an attempt waits for bytes: silence is retried while some are left."""
-        left = list(reads_s or [READ_S])
+        """Send a request; an attempt waits for bytes by the first of `limits`, in seconds, which a failure takes away.
+
+        The last stays, and silence is not retried after it.
+        """
+        left = limits or [READ_S]
 
         def attempt() -> _T:
-            read_s = left.pop(0) if len(left) > 1 else left[0]
             try:
-                return request(self._store(read_s))
+                return request(self._store(left[0]))
             except (BaseError, FileNotFoundError, ValueError) as error:
-                raise self._explain(error, silence_passes=read_s != left[-1]) from error
+                silence_passes = len(left) > 1
+                if silence_passes:
+                    left.pop(0)
+                raise self._explain(error, silence_passes=silence_passes) from error
 
         try:
             return retry(attempt, policy, self._sleep)

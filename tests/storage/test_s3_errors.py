@@ -1,6 +1,7 @@
 import hashlib
 import random
 import socket
+from itertools import islice
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
@@ -313,6 +314,28 @@ def test_list_goes_on_after_the_page_before_one_that_ends_early(end):
     with stub(answer) as (where, seen), opened(where) as store:
         assert [*store._client.names("p/", 2e9)] == [names, ["p/z"]]
     assert ["start-after=p%2F0999" in request.path for request in seen] == [False, False, False, True, True]
+
+
+@pytest.mark.usefixtures("waits")
+def test_list_of_a_server_that_always_begins_again_ends_in_the_error():
+    def answer(request):
+        if "continuation-token" in request.path:
+            return refused(503, "SlowDown")
+        return 200, {}, listed([f"p/{number:04}" for number in range(1000)], more=True)
+
+    with stub(answer) as (where, seen), opened(where) as store:
+        with pytest.raises(s3_client.RefusedError, match="SlowDown"):
+            list(islice(store._client.names("p/", 2e9), 20))
+        assert len(seen) == 12
+
+
+@pytest.mark.usefixtures("waits")
+def test_body_of_which_every_response_brings_a_little_is_read():
+    value = random.Random(49).randbytes(100_000)  # noqa: S311 - not a secret
+    ending = stub(lambda request: answer_range(request, value, upto=1000, Connection="close"))
+    with ending as (where, seen), opened(where) as store:
+        assert store.get("k") == value
+    assert len(seen) == 100
 
 
 def test_a_value_that_shrank_is_missing():

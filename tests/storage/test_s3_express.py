@@ -4,6 +4,7 @@ import contextlib
 import re
 import time
 from datetime import UTC, datetime
+from itertools import islice
 from urllib.parse import urlsplit
 
 import pytest
@@ -13,6 +14,7 @@ from botocore.credentials import Credentials
 
 from serfer.core.errors import StoreError, StoreUnavailableError
 from serfer.storage.s3 import client as s3_client
+from serfer.storage.s3.errors import READ_S
 from serfer.storage.s3.store import Limits, S3Store
 from tests.storage.s3_stub import listed, refused, stub
 from tests.storage.tls_front import Authority, TlsFront, connect_proxy
@@ -186,22 +188,29 @@ def test_body_that_stalls_is_continued_by_the_same_session(served, monkeypatch):
     ]
 
 
-def test_list_of_which_a_page_ends_early_begins_again(served):
+@pytest.mark.parametrize(("fails", "limits"), [(1, [0.5]), (4, [0.5, 1.0, 2.0]), (20, [0.5, 1.0, 2.0, READ_S])])
+def test_list_of_which_a_page_ends_early_begins_again_with_longer_limits_until_attempts_are_used_up(
+    served, fails, limits
+):
     """Directory buckets know no start-after, and list in any order."""
 
     def answer(request):
         if "list-type" not in request.path:
             return express(request)
         lists.append("continuation-token" in request.path)
-        if lists == [False, True]:
+        if lists[-1] and len(lists) <= 2 * fails:
             return 200, {"Connection": "close", "Content-Length": "1000"}, b"<ListBucketResult>"
         return 200, {}, listed(["p/a"] if lists[-1] else names, more=not lists[-1])
 
-    express, lists = Express(), []
+    express, lists, pages = Express(), [], []
     names = [f"p/b{number}" for number in range(1000)]
+    error = contextlib.nullcontext() if fails < 6 else pytest.raises(StoreUnavailableError)
     with served(answer, sleep=lambda _: None) as (store, _):
-        assert [*store._client.names("p/", 2e9)] == [names, names, ["p/a"]]
-    assert lists == [False, True, False, True]
+        with error:
+            pages.extend(islice(store._client.names("p/", 2e9), 20))
+        assert [*store._client._stores] == limits
+    assert [page for page in pages if page] == [names, ["p/a"]][: 1 + (fails < 6)]
+    assert lists == [False, True] * min(6, fails + 1)
 
 
 def test_lists_ask_for_a_prefix_that_ends_with_a_slash(served):

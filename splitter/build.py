@@ -150,7 +150,7 @@ def _build(
     _check_answer(graph, source)
     graph = with_timed_part(graph, sample[:1], budget.profiles)
     source = _reduced(source, description.reduction, notes)
-    answers = _answers(graph, description.reduction)
+    answers = _answers(graph, description.reduction, notes)
     images = _calibration(network.calibration, graph, source, progress)
     planner = _Planner(graph, options, images, progress, (as_is_sentence(graph) + answers, metadata))
     progress.expect(graph)
@@ -412,16 +412,16 @@ def _reduced(source: Source, reduction: Reduction | None, notes: list[str]) -> S
     return replace(source, run=run)
 
 
-def _answers(graph: Graph, reduction: Reduction | None) -> str:
+def _answers(graph: Graph, reduction: Reduction | None, notes: list[str]) -> str:
     if graph.unreduced is None:
         return ""
     number, before = graph.unreduced
     tensor = graph.output_tensors[number]
+    if others := [other.name for other in graph.output_tensors if other != tensor]:
+        notes.append(f"reduce is for one output, {tensor.name}: {', '.join(others)} as they are")
     after = prod(tensor.dims) * np.dtype(tensor.dtype).itemsize
-    return (
-        f" Of an image's output {tensor.name!r}, {reduction} makes {after:,} bytes of {before:,}, in the last "
-        "stage's tiles."
-    )
+    made = f"{reduction} makes {after:,} bytes of {before:,}"
+    return f" Of an image's output {tensor.name!r}, {made}, in the last stage's tiles."
 
 
 def _check_batch(source: Source, sample: Array) -> Array:

@@ -53,8 +53,7 @@ _IMAGES = (TensorProto.FLOAT, TensorProto.FLOAT16)
 _USUAL_STRIDE = 32
 _MOST_OPTIMIZED = 512 * 512
 """Values up to which the optimizer itself stores a constant; a larger one it would compute and throw away."""
-_MOST_FOLDINGS = 4
-"""How often constants are computed whose sizes are those that were computed before; each time shapes are inferred."""
+_MOST_FOLDINGS = 4  # each of constants whose sizes are what the one before has computed; shapes are inferred each time
 ROUNDING = 1e-2
 """How far fp16's roundings may take a network's answer, relative to the range of its logits."""
 _KINDS = frozenset({"to", "dtype", "output_dtype"})
@@ -251,11 +250,8 @@ def _of_known_size(model: onnx.ModelProto, nodes: list[onnx.NodeProto], *, last:
             if size is None and not last and any(before.op_type != "Constant" for before in nodes[:number]):
                 return nodes[:number]
             if size is None or total > MOST_CONSTANT_BYTES:
-                size_is = "an unknown number of" if size is None else f"more than {MOST_CONSTANT_BYTES:,}"
-                why = (
-                    f"the constants that the model computes, such as places in an image of this size, take {size_is} "
-                    "bytes; export the model with their values, or for smaller images"
-                )
+                many = "an unknown number of" if size is None else f"more than {MOST_CONSTANT_BYTES:,}"
+                why = f"constants that the model computes take {many} bytes; export it with their values"
                 raise (refuse if size is None else never)(node.name or name, node.op_type, why)
     return nodes
 

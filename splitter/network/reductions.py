@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -39,6 +40,11 @@ def reduced(graph: Graph, reduction: Reduction, names: Sequence[str]) -> tuple[G
     shapes = [graph.shapes[name] if name not in graph.others else () for name in graph.outputs]
     number = _place(shapes, names, reduction.output)
     before = graph.shapes[graph.outputs[number]]
+    if (reduction.kind, reduction.size) != (SIGMOID, None) and _has_channels_last(before, graph.shapes[graph.input]):
+        raise ModelError(
+            f"--reduce takes (N, C, H, W), and the output {names[number]!r}, {before}, has its channels last: leave "
+            "reduce out and reduce the answers' last axis, or export the network with channels first"
+        )
     if reduction.kind == ARGMAX and before[_CHANNELS] == 1:
         raise ModelError("--reduce argmax: the output has one channel, so there are no classes to choose from")
     rewriter = Rewriter(graph)
@@ -62,14 +68,18 @@ def reduced(graph: Graph, reduction: Reduction, names: Sequence[str]) -> tuple[G
     return made, {number: class_type(before[_CHANNELS])} if chosen else {}
 
 
+def _has_channels_last(shape: tuple[int, ...], image: tuple[int, ...]) -> bool:
+    """Return whether the image's ratio of sides, up to what a stride rounds off, is that of a map's first two axes."""
+    first, last = (abs(rows * image[3] - columns * image[2]) < max(image[2:]) for rows, columns in pairwise(shape[1:]))
+    return first and not last
+
+
 def check_one_to_reduce(tensors: Sequence[OutputTensor]) -> None:
     """Refuse to reduce a network of several outputs that does not say which; raises UsageError."""
     if len(tensors) > 1:
         names = [tensor.name for tensor in tensors]
-        raise UsageError(
-            f"the network has the outputs {', '.join(names)}: say which one is reduced, such as --reduce "
-            f"{names[0]}=argmax"
-        )
+        outputs = ", ".join(names)
+        raise UsageError(f"the network has the outputs {outputs}: say which, such as --reduce {names[0]}=argmax")
 
 
 def class_type(classes: int) -> str:

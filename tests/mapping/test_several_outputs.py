@@ -171,7 +171,7 @@ def test_outputs_of_one_size_are_bands_of_one_file_and_others_are_refused(serfer
 
 def test_of_several_outputs_the_one_that_is_reduced_is_named(serfer, network, image, tmp_path):
     given = ("map-plan", network, "--size", f"{HEIGHT}x{WIDTH}", "--set", "window=64", "--out", tmp_path / "plan")
-    serfer(*given, "--reduce", "argmax").ends(2, "say which one is reduced, such as --reduce probability=argmax")
+    serfer(*given, "--reduce", "argmax").ends(2, "say which, such as --reduce probability=argmax")
     assert "has no such output" in serfer(*given, "--reduce", "chance=argmax").err
     planned = serfer(*given, "--reduce", "distance=argmax").ends(0)
     assert "OUT.probability.tif, OUT.classes.tif, OUT.head-Conv.tif, OUT.distance.tif" in planned.out

@@ -276,12 +276,12 @@ def _place_of_maps(routes: Classifying, parsed: _ClassifyRequest, images: int) -
     if draws(plan) and size <= most:
         return None
     if routes.keeping.kept is None or plan.sizes:
-        kept = "those of many sizes are not kept as results" if plan.sizes else "this service keeps no results"
+        kept = "those of many sizes are not kept" if plan.sizes else "this service keeps none (--results)"
+        why = f"{size:,} bytes, of {most:,} at most" if draws(plan) else "with maps of several channels"
         raise Problem(
             422,
-            f"an answer has no room for an image's outputs, {_outputs(plan)}: it has vectors, masks and maps of one "
-            f"channel, {most:,} bytes at most, and {kept}. POST /v2/models/{parsed.query.model}/infer, "
-            "or split the network with --set reduce=argmax",
+            f"an answer has no room for an image's outputs, {_outputs(plan)}, {why}: they are results, and {kept}. "
+            f"POST /v2/models/{parsed.query.model}/infer, or split the network with --set reduce=argmax",
         )
     return pipeline.new_result(owner_id(parsed.request))
 

@@ -193,7 +193,8 @@ def test_a_plan_answers_with_the_reduced_map(kind, size, tmp_path):
 
 def test_the_first_map_alone_is_reduced(tmp_path):
     names = ["embedding", "scores", "head/depth"]
-    directory = split_dense(tmp_path, names, reduce="argmax", resize_output=(SMALL * 2, SMALL * 2))
+    with pytest.warns(serfer.PlanWarning, match="one output, scores: embedding, head/depth as they are"):
+        directory = split_dense(tmp_path, names, reduce="argmax", resize_output=(SMALL * 2, SMALL * 2))
     with serfer.open(directory) as pipeline:
         answer = pipeline.run(np.zeros((1, 3, SMALL, SMALL), np.float32))
     assert {name: (value.dtype.name, value.shape[1:]) for name, value in answer.items()} == {
@@ -213,6 +214,14 @@ def test_an_output_that_cannot_be_reduced_and_an_unknown_reduction_are_refused(n
         with pytest.raises(UsageError, match=r"--reduce|resize_output"):
             serfer.split("net.onnx", out=tmp_path / "plan", **chosen)
     assert (class_type(256), class_type(257)) == ("uint8", "int64")
+
+
+@pytest.mark.parametrize("chosen", [{"reduce": "argmax"}, {"reduce": "softmax"}, {"resize_output": (9, 9)}])
+def test_a_map_with_its_channels_last_is_not_reduced_over_its_rows(chosen, tmp_path):
+    net = Net(3, 24, 32)
+    last = net.op("Transpose", net.conv("x", 3, 5, 3, strides=[2, 2]), perm=[0, 2, 3, 1])
+    with pytest.raises(ModelError, match=r"\(1, 12, 16, 5\), has its channels last: leave reduce out"):
+        serfer.split(net.save(tmp_path, last, dims=[*"NHWC"]), out=tmp_path / "plan", **chosen)
 
 
 @pytest.mark.parametrize(

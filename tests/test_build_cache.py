@@ -8,19 +8,25 @@ from types import SimpleNamespace
 
 import pytest
 
-from serfer.build_cache import forget_unused
+from serfer.build_cache import assembled, forget_unused, make_folder_of_files
 from serfer.core.errors import UsageError
 from serfer.files import why_unsafe
 from serfer.settings import Settings, load_settings
 
 KEY = "0123456789abcdef"
-OURS = (
-    *(KEY, f"net.onnx-{KEY}", f"net-{KEY}.refused", f".net-{KEY}.lock", f"whole-{KEY}-{KEY}", 4 * KEY),
-    *(f".{4 * KEY}.{2 * KEY}", "worker-python3.12-x86_64-0123456789ab", "work-k3_9abcd", ".new-k3_9abcd"),
-)
+COMMIT = "a0b1c2d3e4f5a6b7c8d9a0b1c2d3e4f5a6b7c8d9"
+BY_DIGEST = 4 * KEY, f".{4 * KEY}.{2 * KEY}"
+MADE = KEY, f"net.onnx-{KEY}", f"whole-{KEY}-{KEY}", "worker-python3.12-x86_64-0123456789ab"
+OURS = f".serfer-net-{KEY}.refused", f".serfer-net-{KEY}.lock", ".serfer-work-k3_9abcd", ".serfer-new-k3_9abcd"
 OTHERS = (
     *("photo.jpg", "x", "notes.txt", "2026-11-29", "550e8400-e29b-41d4-a716-446655440000", ".htaccess", "work-2026"),
-    *("deadbeef", "worker-0123456789ab", "plan.lock", "resnet50", f"{KEY}.txt"),
+    *("deadbeef", "worker-0123456789ab", "plan.lock", "resnet50", f"{KEY}.txt", "work-schedule", "2026112911223344"),
+    *(COMMIT, f"resnet-{COMMIT}", f".resnet-{COMMIT}.lock", f"net-{KEY}", KEY[::-1], f"net-{KEY}.refused", *BY_DIGEST),
+)
+OF_BEFORE = (  # files that tell an entry of a version that did not mark its entries
+    [f"before-{KEY}/plan.json"],
+    [f"f{KEY[1:]}/serfer/lambdas/handler.py", f"f{KEY[1:]}/onnxruntime/__init__.py"],
+    [f"driver-python3.12-x86_64-{KEY}/digest", f"driver-python3.12-x86_64-{KEY}/layer/python/six.py"],
 )
 
 
@@ -28,35 +34,62 @@ def paths(root):
     return {path.relative_to(root).as_posix() for path in root.rglob("*")}
 
 
-def test_forget_unused_removes_what_has_a_name_of_ours_alone(tmp_path):
-    for number, name in enumerate((*OURS, *OTHERS)):
-        (tmp_path / name).mkdir() if number % 2 else (tmp_path / name).touch()
-        os.utime(tmp_path / name, (1, 1))
-    (tmp_path / f"young-{KEY}").touch()
-    forget_unused(tmp_path)
-    assert paths(tmp_path) == {*OTHERS, f"young-{KEY}"}
+def write(root, names):
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+
+
+def left(root, names=()):
+    write(root, names)
+    for path in root.iterdir():
+        os.utime(path, (1, 1))
+    forget_unused(root)
+    return {path.name for path in root.iterdir()}
+
+
+@pytest.mark.parametrize("inside", ["", "/digest"])
+def test_forget_unused_removes_what_is_proved_to_be_ours_alone(tmp_path, inside):
+    for name in MADE:
+        with assembled(tmp_path / name):
+            pass
+        shutil.copytree(tmp_path / name, tmp_path / f"copy-{name}")
+    of_before = [name for names in OF_BEFORE for name in names]
+    names = [f"{name}{inside}" for name in (*OURS, *OTHERS)] + [f"mine-{COMMIT}/plan.json", *of_before]
+    assert left(tmp_path, names) == {*OTHERS, f"mine-{COMMIT}", *(f"copy-{name}" for name in MADE)}
+
+
+def test_forget_unused_removes_files_by_their_digest_where_we_made_the_folder(tmp_path):
+    write(tmp_path / "of others", BY_DIGEST)
+    for kind in ("ours", "of others"):
+        make_folder_of_files(tmp_path / kind)
+    assert left(tmp_path / "ours", BY_DIGEST) == {".serfer-cache"}
+    assert left(tmp_path / "of others") == {*BY_DIGEST}
 
 
 @pytest.mark.parametrize(
-    "entry", ["uploads/visit/photo.jpg", "plans/x/plan.json", "plan.json", "plans/x/0123456789abcdef"]
+    "entry",
+    [
+        *("uploads/visit/photo.jpg", "plans/x/plan.json", "plan.json", f"plans/x/{KEY}", f"plans/net-{KEY}/photo.jpg"),
+        *(f"layers/resnet-{COMMIT}/plan.json", f"wheels/{COMMIT}/x", f"weights/{4 * KEY}"),
+    ],
 )
 def test_cache_in_a_directory_with_other_things_is_refused_and_touches_nothing(tmp_path, entry):
-    (tmp_path / entry).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / entry).touch()
+    write(tmp_path, [entry])
     before = paths(tmp_path)
     with pytest.raises(UsageError, match=rf"SERFER_CACHE_DIR: .* {entry.partition('/')[0]}, .*{tmp_path}/serfer$"):
         Settings(cache_dir=tmp_path)
     assert paths(tmp_path) == before
 
 
-@pytest.mark.parametrize("entry", ["", f"dependencies/{KEY}", f"plans/net.onnx-{KEY}", f"weights/{4 * KEY}"])
+@pytest.mark.parametrize("entry", [[], *OF_BEFORE])
 def test_cache_that_is_new_or_of_an_earlier_version_is_marked(tmp_path, entry):
     cache = tmp_path / "cache"
     if entry:
-        (cache / entry).mkdir(parents=True)
-        (cache / "notes.txt").touch()
+        write(cache / "plans", entry)
+        write(cache, ["notes.txt"])
         Settings(cache_dir=cache)
-        shutil.rmtree((cache / entry).parent)
+        shutil.rmtree(cache / "plans")
     for _ in range(2):  # by its mark
         Settings(cache_dir=cache)
         (cache / "mine.txt").touch()
@@ -67,9 +100,9 @@ def test_cache_by_default_lies_in_xdg_cache_home_and_goes_on_whatever_is_in_it(t
     monkeypatch.setenv("HOME", str(tmp_path))
     for value, expected in {"": ".cache/serfer", "relative": ".cache/serfer", str(tmp_path / "x"): "x/serfer"}.items():
         monkeypatch.setenv("XDG_CACHE_HOME", value)
-        (tmp_path / expected).mkdir(parents=True, exist_ok=True)
-        (tmp_path / expected / "accounts.json").touch()
+        write(tmp_path / expected, ["accounts.json", f"weights/{4 * KEY}"])
         assert load_settings().cache_dir == tmp_path / expected
+        assert left(tmp_path / expected / "weights") == {".serfer-cache"}
 
 
 def test_cache_is_not_writable_by_others_whatever_the_umask(tmp_path):

@@ -22,7 +22,7 @@ ASIDE = (
 )
 KEYS = "keys that only we give: a query's, a result's, a registry's, in the store that was named for them"
 ASKED = "what its user asks by name to have deleted"
-CACHE = "an entry of the cache by a name that only we give (serfer/build_cache.py)"
+CACHE = "an entry of the cache, by a mark in it or a name that only we give (serfer/build_cache.py)"
 RECORD = "a file of ours, whose own name it has"
 MADE = "what this process has just made"
 DELETING = {
@@ -40,7 +40,7 @@ DELETING = {
         "a stack with our tag, its buckets, and what SAM CLI uploaded for it: serfer deploy destroy",
     ),
     "serfer/api/routes/releases.py": (1, ASKED),
-    "serfer/build_cache.py": (5, CACHE),
+    "serfer/build_cache.py": (6, CACHE),
     "serfer/cli/registry/applications.py": (1, ASKED),
     "serfer/cli/result.py": (1, ASKED),
     "serfer/client/arrays.py": (3, ASIDE),
@@ -52,7 +52,7 @@ DELETING = {
     "serfer/local/lambda_/runtime.py": (2, ASIDE),
     "serfer/mapping/job.py": (1, RECORD),
     "serfer/mapping/many_images.py": (1, "retry.txt, whose lines are images of this map or its manifest"),
-    "serfer/packaging/bundle.py": (4, CACHE),
+    "serfer/packaging/bundle.py": (3, CACHE),
     "serfer/pipeline/health.py": (1, KEYS),
     "serfer/raster/durable.py": (2, ASIDE),
     "serfer/raster/objects.py": (3, "the record of an upload of ours, and the upload that it names"),
@@ -77,7 +77,7 @@ DELETING = {
     "storage/memory.py": (1, KEYS),
     "storage/redis/cluster.py": (1, KEYS),
     "storage/redis/store.py": (1, KEYS),
-    "storage/routed.py": (2, KEYS),
+    "storage/routed.py": (1, KEYS),
     "storage/s3/client.py": (1, KEYS),
     "storage/s3/coordination.py": (2, KEYS),
     "storage/s3/objects.py": (2, KEYS),

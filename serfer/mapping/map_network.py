@@ -3,7 +3,7 @@
 network, options ── SHA-256 ──▶ CACHE/plans/net-KEY, for images of any size
                           └──▶ CACHE/plans/net-KEY, for the sizes of the images at hand, where it cannot be for any
 
-Why a network is not for any size is kept beside them (net-KEY.refused), so that it is not tried again.
+Why a network is not for any size is kept beside them (.serfer-net-KEY.refused), so that it is not tried again.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def kept_map_plan(
 
         return cached_plan(settings.cache_dir, name(wanted), make)
 
-    refusal = settings.cache_dir / PLANS / f"{name(ANY)}.refused"
+    refusal = settings.cache_dir / PLANS / f".serfer-{name(ANY)}.refused"
     refused = _kept_refusal(refusal)
     if not refused:
         try:

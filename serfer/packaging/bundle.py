@@ -21,7 +21,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from serfer.build_cache import assembled, forget_unused, in_use
+from serfer.build_cache import assembled, in_use, make_folder_of_files
 from serfer.core.errors import InputError, PlanError
 from serfer.core.plan import Plan
 from serfer.core.plan.layout import PLAN_FILE
@@ -69,8 +69,7 @@ def keep_weights(plan: Plan, plan_directory: Path, cache: Path) -> None:
     Raises PlanError where the plan's own file was.
     """
     target = cache / WEIGHTS
-    target.mkdir(0o755, parents=True, exist_ok=True)
-    forget_unused(target)
+    make_folder_of_files(target)
     for artefact in {file.sha256: file for place in plan.functions for file in plan.fetched(*place)}.values():
         entry = target / artefact.sha256
         if in_use(entry) and entry.stat().st_size == artefact.bytes and file_sha256(entry) == artefact.sha256:

@@ -180,7 +180,7 @@ def _work_folder(settings: Settings) -> Iterator[tuple[Path, Path]]:
     folder = settings.cache_dir / "registrations"
     folder.mkdir(0o755, parents=True, exist_ok=True)
     forget_unused(folder)
-    work = Path(tempfile.mkdtemp(prefix="work-", dir=folder))
+    work = Path(tempfile.mkdtemp(prefix=".serfer-work-", dir=folder))
     try:
         yield folder, work
     finally:

@@ -33,7 +33,7 @@ def cached_plan(cache: Path, name: str, make: Callable[[Path], None]) -> Path:
     with cache_of(cache):
         if not _is_kept(target):
             target.parent.mkdir(0o755, parents=True, exist_ok=True)
-            with locked(target.with_name(f".{name}.lock")):
+            with locked(target.with_name(f".serfer-{name}.lock")):
                 if not _is_kept(target):
                     shutil.rmtree(target, ignore_errors=True)
                     with assembled(target) as directory:

@@ -160,7 +160,8 @@ def test_directories_unused_for_a_week_or_a_day_of_a_disk_that_is_nearly_full_ar
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=100, used=100 - free, free=free))
     old, young, used, new = (tmp_path / f"{name}-0123456789abcdef" for name in ("old", "young", "used", "new"))
     for directory, unused in {old: age + 60, young: age - 60, used: age + 60}.items():
-        directory.mkdir()
+        with assembled(directory):
+            pass
         os.utime(directory, (time.time() - unused,) * 2)
     assert in_use(used)
     assert not in_use(tmp_path / "absent")

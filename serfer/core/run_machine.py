@@ -8,7 +8,7 @@ or when it is cancelled. Everything that changes is in one of two tables. A tile
     RUNNING ── answered ──▶ DONE
     RUNNING ── late ──▶ HEDGED       a duplicate is invoked, the first answer counts
     RUNNING ── failed ──▶ WAITING    for the time of its retry
-    RUNNING ── gave up ──▶ FAILED    its retries are used up, or what it reads is lost
+    RUNNING ── gave up ──▶ FAILED    its retries or their time are used up, or what it reads is lost
     HEDGED ── answered ──▶ DONE
     HEDGED ── one failed ──▶ RUNNING
     HEDGED ── gave up ──▶ FAILED
@@ -561,12 +561,14 @@ class Run:
         if run.state is TileState.HEDGED and not hopeless:
             run.move(Change.ONE_FAILED)
             return []
-        if hopeless or self._retries_used_up(run):
+        due = now + self._retry.backoff.wait(run.failures + run.unavailable, self._random.random())
+        too_late = failure.unavailable and due >= self._deadline  # the reason says more than the deadline would
+        if hopeless or too_late or self._retries_used_up(run):
             run.move(Change.GAVE_UP)
             return self._finish(query_error(failure, f"stage {stage}, tile {tile}: "))
         run.move(Change.ATTEMPT_FAILED)
-        run.due = now + self._retry.backoff.wait(run.failures + run.unavailable, self._random.random())
-        return [WakeAt(run.due)]
+        run.due = due
+        return [WakeAt(due)]
 
     def _end_gang(self, stage: int, change: GangChange) -> list[Action]:
         """Take a transition of the gang that begins with a stage, if it runs, and abort its members.

@@ -150,7 +150,7 @@ def test_a_cache_without_room_says_what_to_do_and_keeps_nothing(file, made, monk
     settings = Settings(cache_dir=tmp_path / "cache")
     with monkeypatch.context() as patch:
         patch.setattr(step, full)
-        with pytest.raises(UnavailableError, match=r"cache cannot be used: No space .*; free some"):
+        with pytest.raises(UnavailableError, match=r"cache cannot be used: No space .*; free space"):
             made(file, settings=settings)
     assert [entry.suffix for entry in (tmp_path / "cache" / "plans").iterdir()] == [".lock"]
     assert made(file, settings=settings)[1]

@@ -143,6 +143,14 @@ def test_returns_when_all_is_answered_and_leaves_signals_as_they_were():
         assert server.process.wait(PATIENCE) == 0
 
 
+def test_nothing_drains_after_ctrl_c_where_nothing_runs():
+    with serving(600.0) as server, server.connected() as connection:
+        connection.request("GET", "/")
+        assert connection.getresponse().read() == b""
+        server.process.send_signal(signal.SIGINT)
+        assert (server.says(), server.says()) == ("ended", "returned True")
+
+
 def test_answers_on_a_kept_connection_do_not_wait_for_the_clients_ack():
     with serving(0.0) as server, server.connected() as connection:
         connection.request("GET", "/")

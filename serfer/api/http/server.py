@@ -3,13 +3,14 @@
     SIGTERM or Ctrl-C ──> on_drain: /readyz says 503 ── drain_s ──> no new connections ──> what runs ends ──> return
                           balancers look and turn away              a second signal cuts what runs off
 
-Requests that run are bounded by their deadlines, and all of them together by `FINISH_S`.
+Ctrl-C drains only where requests run. They are bounded by their deadlines, and all of them together by `FINISH_S`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import sys
@@ -20,6 +21,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from serfer.api.http.protocol import limited_protocol
+from serfer.api.observability.logs import write
 from serfer.local.acceptor import Acceptor
 from serfer.local.server import listen, local_url
 
@@ -104,7 +106,7 @@ class _Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         before = {number: signal.getsignal(number) for number in _SIGNALS}
         for number in _SIGNALS:
-            loop.add_signal_handler(number, self._signal)
+            loop.add_signal_handler(number, self._signal, number)
         try:
             yield
         finally:
@@ -112,16 +114,16 @@ class _Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
                 signal.signal(number, handler)
 
-    def _signal(self) -> None:
+    def _signal(self, number: int) -> None:
         self._signals += 1
         if self._signals == 1:
             self._on_drain()
-            asyncio.get_running_loop().call_later(self._drain_s, self._close)
+            drain_s = self._drain_s if number == signal.SIGTERM or self.server_state.tasks else 0.0
+            if drain_s:
+                write(logging.INFO, f"draining for {drain_s:g} s, and while requests run: again to stop now", {})
+            asyncio.get_running_loop().call_later(drain_s, self.handle_exit, signal.SIGTERM, None)
             return
         self.should_exit = True
         self.force_exit = self._signals > _CUT  # not at once: the application learns that its clients are gone
         for connection in list(self.server_state.connections):
             connection.transport.abort()
-
-    def _close(self) -> None:
-        self.should_exit = True

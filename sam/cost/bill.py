@@ -13,7 +13,7 @@ from typing import Any
 
 from serfer.control.bill_lines import Line, all_busy
 from serfer.core.costs.aws import AwsFacts
-from serfer.core.costs.pricing import cold_share_of
+from serfer.core.costs.pricing import cold_share_of, uses_store
 from serfer.core.errors import InputError, UsageError
 from serfer.core.plan import Plan
 from serfer.core.plan.window_plan import priced_query
@@ -79,6 +79,9 @@ class Bill:
         share = cold_share_of(self.deployed.plan)
         return share, query_usage(self.deployed, share)
 
+    def seconds(self, usage: Usage, cold_share: float = 0.0) -> float:
+        return self.deployed.answer_s(usage, cold_share)
+
     @property
     def idle_usd(self) -> float:
         return sum(line.usd for line in self.idle)
@@ -110,6 +113,7 @@ class Bill:
             fleet,
             f"an environment is kept warm {facts.functions.kept_warm:.0f} s, so rare queries find none",
             f"an invocation logs {services.log_bytes:,} bytes, an answer has {services.answer_bytes:,}",
+            f"one takes a driver's own {1000 * services.driver_seconds:.0f} ms, a driver function's invocation, too",
             "one image a query, each month's queries evenly at random, no retries, duplicates or health checks",
         ]
         notes += self._of_pool()
@@ -126,7 +130,7 @@ class Bill:
             )
         if deployed.options.snapstart:
             notes.append("what a start from a snapshot takes is assumed (lambda.restore, lambda.snapshot_rate: K)")
-        if (deployed.plan.store == "s3") == deployed.options.in_cache:
+        if uses_store(deployed.plan, facts) and (deployed.plan.store == "s3") == deployed.options.in_cache:
             better = deployed.options.store.partition("-")[0] if deployed.options.in_cache else "s3"
             notes.append(
                 f"the plan was split for {deployed.plan.store}; serfer split --store {better} may find a better one"
@@ -142,7 +146,7 @@ class Bill:
         options = self.deployed.options
         if not options.kept_ready:
             return []
-        taken = f"one takes {self.warm.seconds:.2f} s, not {self.cold.seconds:.2f} s"
+        taken = f"one takes {self.seconds(self.warm):.2f} s, not {self.seconds(self.cold, 1.0):.2f} s"
         notes = [f"environments are kept for {options.kept_ready} queries at once: {taken}"]
         if options.pings:
             usd = sum(line.usd for line in ping_lines(self.deployed))
@@ -182,8 +186,8 @@ class Bill:
             "options": asdict(self.deployed.options),
             "idle_month": self._priced(self.idle),
             "query": {
-                name: self._priced(usage.lines, latency_ms=1000 * usage.seconds)
-                for name, usage in (("warm", self.warm), ("cold", self.cold))
+                name: self._priced(usage.lines, latency_ms=1000 * self.seconds(usage, cold))
+                for name, usage, cold in (("warm", self.warm, 0.0), ("cold", self.cold, 1.0))
             },
             "million_queries": {
                 "cost_usd": _MILLION * self.warm.usd,

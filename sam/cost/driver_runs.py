@@ -65,11 +65,17 @@ def decide(plan: Plan, options: Options, facts: AwsFacts, unzipped: int = 0, *, 
         always = options.driver_runs == "always"
         reason = "nothing is predicted of this plan: its explanation.json is missing"
         return Decision(always, memory_mb if always else DRIVER_MB, reason)
-    apart = query_usage(Deployed(plan, options, facts, DRIVER_MB))
-    own = query_usage(Deployed(plan, options, facts, memory_mb, driver_runs=True))
+    two, one = (
+        Deployed(plan, options, facts, mb, driver_runs=own) for mb, own in ((DRIVER_MB, False), (memory_mb, True))
+    )
+    apart, own = query_usage(two), query_usage(one)
     cheaper, faster = own.usd <= apart.usd, own.seconds <= apart.seconds
     runs = options.driver_runs == "always" or (cheaper and faster)
-    return Decision(runs, memory_mb if runs else DRIVER_MB, _compared(own, apart, memory_mb), apart, own)
+    reason = (
+        f"predicted, warm, with API and logs: one function of {memory_mb:,} MB {_described(one, own)}, a second "
+        f"invocation {_described(two, apart)}"
+    )
+    return Decision(runs, memory_mb if runs else DRIVER_MB, reason, apart, own)
 
 
 def require(plan: Plan, options: Options, facts: AwsFacts, unzipped: int = 0, *, has_cold: bool = False) -> None:
@@ -124,9 +130,5 @@ def _against(plan: Plan, options: Options, facts: AwsFacts, unzipped: int) -> st
     return next((reason for against, reason in reasons if against), "")
 
 
-def _compared(own: Usage, apart: Usage, memory_mb: int) -> str:
-    return (
-        f"predicted, warm, with API and logs: one function of {memory_mb:,} MB {own.seconds * MS_PER_S:.0f} ms and "
-        f"${own.usd * _MILLION:,.2f} a million queries, a second invocation {apart.seconds * MS_PER_S:.0f} ms and "
-        f"${apart.usd * _MILLION:,.2f}"
-    )
+def _described(deployed: Deployed, usage: Usage) -> str:
+    return f"{deployed.answer_s(usage) * MS_PER_S:.0f} ms and ${usage.usd * _MILLION:,.2f} a million queries"

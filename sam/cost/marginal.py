@@ -25,6 +25,7 @@ from serfer.core.costs.cost_model import (
     StageLoad,
     billed_usd,
     gang_load,
+    invoke_seconds,
     plan_load,
     price_gang,
     ready_seconds,
@@ -99,6 +100,14 @@ class Deployed:
         price = getattr(functions, self.workers_price.removeprefix("lambda."))
         priced = replace(functions, price_gb_second=price)
         return Platform(priced, self.store, cold_share, snapstart=self.options.snapstart)
+
+    def answer_s(self, usage: Usage, cold_share: float = 0.0) -> float:
+        """Return what a query takes at the driver: to be handed to a function, to be read, to run, to be answered."""
+        facts = self.facts
+        seconds = usage.seconds + facts.services.driver_seconds
+        if self.options.drivers == "fleet":
+            return seconds
+        return seconds + invoke_seconds(1, facts.functions) + cold_share * facts.services.driver_init
 
     @property
     def on_demand(self) -> Deployed:
@@ -232,7 +241,8 @@ def _steps(deployed: Deployed) -> list[_Step]:
             first, bytes_read=first.carried_in, ranges=np.ones(first.tasks), carried_in=np.zeros(first.tasks), crops=0.0
         )
         steps[0] = replace(steps[0], load=load)
-    return steps
+    platform = deployed.platform(0.0)
+    return [replace(step, load=step.load.placed(platform)) for step in steps] if carries else steps
 
 
 def _workers(deployed: Deployed, steps: list[_Step], platform: Platform) -> list[Line]:
@@ -257,9 +267,10 @@ def _tasks(steps: list[_Step]) -> int:
 def _store(deployed: Deployed, steps: list[_Step]) -> list[Line]:
     """Price the requests of workers and driver to the store; deleting costs nothing."""
     loads = [step.load for step in steps]
-    written = sum(float(load.bytes_written.sum()) for load in loads)
+    put = np.concatenate([np.atleast_1d(load.put) for load in loads])  # by the driver: large crops
+    written = sum(float(load.bytes_written.sum()) for load in loads) + float(put.sum())
     read = sum(float(load.bytes_read.sum()) for load in loads)
-    puts = sum(int((load.bytes_written > 0).sum()) for load in loads)
+    puts = sum(int((load.bytes_written > 0).sum()) for load in loads) + int((put > 0).sum())
     gets = sum(int(load.ranges.sum()) for load in loads)
     for exchange in (exchange for step in steps if step.gang for exchange in step.gang.exchanges):
         written, read = written + float(exchange.bytes_sent.sum()), read + float(exchange.bytes_received.sum())

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from serfer.cli.explain import deployed_store, print_months, print_starts, quantiles
+from serfer.cli.explain import print_months, print_starts, quantiles
 from serfer.cli.shared.display import byte_size, plain, print_table
 from serfer.cli.shared.load_costs import check_load, plan_directory_of, show_load_costs
 from serfer.cli.shared.options import print_json
 from serfer.cli.shared.plan_commands import CostCommand
-from serfer.cli.shared.plan_summary import figures_line
+from serfer.cli.shared.plan_summary import figures_line, idle_line
 from serfer.cli.shared.terminal import out
 from serfer.core.costs.account import AccountQuotas
-from serfer.core.costs.cost_model import HOURS_A_MONTH, GangPrice
+from serfer.core.costs.cost_model import GangPrice
 from serfer.core.costs.pricing import Circumstances, Prices, price
 from serfer.core.errors import UsageError
 from serfer.core.plan.window_plan import priced_query
@@ -78,10 +78,9 @@ def _cost_of_build(options: CostCommand) -> None:
 
 
 def _print_prices(prices: Prices, quotas: AccountQuotas) -> None:
-    plan, burst = prices.plan, prices.burst
-    out.print(
-        f"[bold]{plain(plan.model)}[/] over {prices.store}, {prices.cold_share:.1%} of the queries cold, predicted"
-    )
+    plan, burst, stored = prices.plan, prices.burst, prices.stored
+    over = f" over {prices.store}" if stored else ""
+    out.print(f"[bold]{plain(plan.model)}[/]{over}, {prices.cold_share:.1%} of the queries cold, predicted")
     heads = ["stage", "grid", "tasks", "memory", "ms", "$ a million", "read", "ranges", "written", "carried"]
     rows = [
         (
@@ -106,9 +105,8 @@ def _print_prices(prices: Prices, quotas: AccountQuotas) -> None:
     out.print(f"a burst of {burst.queries:,}: ${burst.usd:.4f}, or ${prices.cold_burst_usd:.4f} if all of it is cold")
     least = f"takes {burst.least_seconds:.1f} s or more"
     out.print(plain(f"   at once it would keep {burst.environments:,} environments busy; in {quotas} it {least}"))
-    idle = f"an idle month ({HOURS_A_MONTH} h): ${prices.standing_usd:.2f} for {prices.store}, nothing for functions"
-    out.print(f"{idle}; {deployed_store(plan, prices.store)}")
-    if prices.store != plan.store:
+    out.print(idle_line(prices))
+    if stored and prices.store != plan.store:
         out.print(f"stages and paths were chosen for {plain(plan.store)}: split with --store {prices.store} for others")
 
 
@@ -122,13 +120,8 @@ def _print_bill(bill: Bill, quotas: AccountQuotas) -> None:
     lines = bill.idle
     idle = ((line.item, f"{line.quantity:,.6g}", line.unit, f"{line.usd:,.2f}", bill.tag(line)) for line in lines)
     print_table(["an idle month", "", "", "$", "from"], idle)
-    out.print(f"an idle month: [bold]${bill.idle_usd:,.2f}[/]")
     _print_queries(bill)
-    out.print(f"the plan alone: {plain(figures_line(price(plan, bill.deployed.facts, Circumstances())))}")
-    share, some = bill.mixed
-    for name, usage in (("warm", bill.warm), (f"{100 * share:.3g}% cold", some), ("cold", bill.cold)):
-        ms = f"{MS_PER_S * usage.seconds:,.0f} ms"
-        out.print(f"a million queries, {name}: [bold]${_MILLION * usage.usd:,.2f}[/]; one takes {ms}")
+    print_totals(bill)
     out.print(
         f"a burst of {bill.burst:,}: ${bill.burst * bill.warm.usd:,.4f} warm, ${bill.burst * bill.cold.usd:,.4f} "
         f"cold; at once it would keep {bill.environments:,} workers busy in {plain(str(quotas))}"
@@ -139,6 +132,19 @@ def _print_bill(bill: Bill, quotas: AccountQuotas) -> None:
     print_table(["queries a month", "cold", "stands", "is used", "total"], months)
     for line in bill.assumed:
         out.print(plain(line))
+
+
+def print_totals(bill: Bill) -> None:
+    out.print(f"the plan alone: {plain(figures_line(price(bill.deployed.plan, bill.deployed.facts, Circumstances())))}")
+    out.print(f"an idle month: [bold]${bill.idle_usd:,.2f}[/]")
+    share, some = bill.mixed
+    for name, part, usage in (
+        ("warm", 0, bill.warm),
+        (f"{100 * share:.3g}% cold", share, some),
+        ("cold", 1, bill.cold),
+    ):
+        ms = f"{MS_PER_S * bill.seconds(usage, part):,.0f} ms"
+        out.print(f"a million queries, {name}: [bold]${_MILLION * usage.usd:,.2f}[/]; one takes {ms}")
 
 
 def _month_usd(bill: Bill, month: Month) -> list[str]:

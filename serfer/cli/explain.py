@@ -13,19 +13,18 @@ import typer
 from serfer.cli.shared.display import byte_size, counted, plain, print_table
 from serfer.cli.shared.options import print_json
 from serfer.cli.shared.plan_commands import ExplainCommand
-from serfer.cli.shared.plan_summary import described, figures_line
+from serfer.cli.shared.plan_summary import described, figures_line, idle_line
 from serfer.cli.shared.terminal import err, out
 from serfer.core.costs.aws import LambdaFacts
 from serfer.core.costs.cold_queries import ColdChoice, ColdPrice, StartingWay
 from serfer.core.costs.cost_model import (
-    HOURS_A_MONTH,
     MEASURED_MEMBERS,
     Latency,
     Platform,
     gang_load,
     price_gang,
 )
-from serfer.core.costs.pricing import Circumstances, Prices, latency_ms, price, uses_store
+from serfer.core.costs.pricing import Circumstances, Prices, latency_ms, price
 from serfer.core.dataclass_codec import unstructure
 from serfer.core.errors import UsageError
 from serfer.core.inline_outputs import PAYLOAD_SHARE
@@ -117,9 +116,10 @@ def _print_plan(plan: Plan, prices: Prices, per_month: Sequence[int]) -> None:
     print_starts(prices)
     out.print(plain(plan.why))
     out.print(plain(figures_line(prices)))
-    out.print(f"warm, over {plan.store}: {quantiles(prices.warm.latency)} (a model: see docs/explanation/cost.md)")
+    over = f", over {plan.store}" if prices.stored else ""
+    out.print(f"warm{over}: {quantiles(prices.warm.latency)} (a model: see docs/explanation/cost.md)")
     print_months(prices, per_month)
-    out.print(deployed_store(plan, prices.store))
+    out.print(idle_line(prices))
     if plan.tasks > 1:
         from serfer.pictures import text_picture  # noqa: PLC0415 - the command line starts fast
 
@@ -136,16 +136,6 @@ def print_months(prices: Prices, per_month: Sequence[int]) -> None:
             f"a month of {queries:,} queries: ${prices.month_usd(queries):,.2f}, ${prices.standing_usd:,.2f} of it for "
             f"an idle {prices.store}, {prices.cold_share:.1%} of the queries cold"
         )
-
-
-def deployed_store(plan: Plan, store: str) -> str:
-    facts = load_settings().facts()
-    if not uses_store(plan, facts):
-        return "no stage hands anything on through a store, so that serfer deploy package deploys s3, $0.00 idle"
-    if not store.startswith("redis"):
-        return f"serfer deploy package deploys {store.partition('+')[0]}"
-    least = HOURS_A_MONTH * facts.redis_serverless.price_hour
-    return f"serfer deploy package deploys redis without a node, ElastiCache Serverless, from ${least:.2f} idle"
 
 
 def _print_stages(plan: Plan, leave_out: Sequence[str]) -> None:

@@ -10,20 +10,20 @@ from pathlib import Path, PurePath
 
 import typer
 
+from serfer.cli.costs import print_totals
 from serfer.cli.shared.display import byte_size, plain, print_table
 from serfer.cli.shared.options import print_json, status_line
 from serfer.cli.shared.plan_commands import PackageCommand
-from serfer.cli.shared.plan_summary import figures_line
 from serfer.cli.shared.terminal import complain, out
 from serfer.core.costs.aws import AwsFacts
-from serfer.core.costs.pricing import Circumstances, price, store_of
+from serfer.core.costs.pricing import store_of
 from serfer.core.errors import InputError, UnavailableError, UsageError
 from serfer.core.plan import Plan
-from serfer.core.plan.window_plan import priced_query
 from serfer.doctor.accounts import quotas_for
 from serfer.plan_directory import COLD_DIRECTORY, load_cold_plan, load_plan
 from serfer.sam.build.package import deployed_cold
 from serfer.sam.build.package import package as write
+from serfer.sam.cost.bill import price_build
 from serfer.sam.cost.driver_runs import decide
 from serfer.sam.cost.scenario import read_profile
 from serfer.sam.deployment import COLD_FUNCTIONS, Deployment, load_deployment, load_template
@@ -81,7 +81,7 @@ def package(options: PackageCommand, _context: typer.Context) -> None:
         print_json({**asdict(deployment), "out": str(build)})
         return
     out.print(plain(f"checked for {quotas}"))
-    _print_driver(deployment, plan, quotas.within(settings.facts()))
+    _print_driver(deployment, plan, build, quotas.within(settings.facts()))
     _print_deployment(deployment, build)
     if limits := ApiLimits.of(load_template(build), region=chosen.region):
         out.print(f"the API takes {limits} (ThrottleBurst, ThrottleRate, MonthlyQuota in samconfig.toml)")
@@ -144,9 +144,9 @@ def _remark_region(build: Path, region: str) -> None:
                 complain(f"{deploys}: correct it, or delete it and package again")
 
 
-def _print_driver(deployment: Deployment, plan: Plan, facts: AwsFacts) -> None:
+def _print_driver(deployment: Deployment, plan: Plan, build: Path, facts: AwsFacts) -> None:
     if plan.explained:
-        out.print(f"the plan alone: {plain(figures_line(price(priced_query(plan), facts, Circumstances())))}")
+        print_totals(price_build(build, facts, burst=1))
     has_cold = deployment.current in deployment.cold
     decision = decide(plan, deployment.options, facts, has_cold=has_cold)
     memory_mb = deployment.driver_runs.get(deployment.current)

@@ -9,13 +9,16 @@ import pytest
 from typer.testing import CliRunner
 
 from serfer.cli.main import app
-from serfer.cli.shared.plan_summary import chosen_line, figures_line, in_cache, next_line, others_line
+from serfer.cli.shared.plan_summary import chosen_line, figures_line, idle_line, in_cache, next_line, others_line
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.costs.pricing import Circumstances, price
 from serfer.core.plan import AS_IS, PARTLY_TIMED, Alternative, Operator, sealed
 from serfer.plan_directory import load_plan, write_plan
+from serfer.sam.cost.fixed import fixed_costs
+from serfer.sam.template.template import make_template
 from tests.core.plans import small_plan
 from tests.e2e.small import SIZE, small_onnx
+from tests.sam import builds
 
 SPLIT = "2x1 at 1769 MB, then 1 at 1769 MB"
 WHOLE = "one function of 1769 MB"
@@ -124,6 +127,16 @@ def test_figures_are_those_of_the_plan_and_of_the_months_that_were_asked_about()
         assert usd == pytest.approx(prices.standing_usd + queries * prices.query.usd, abs=0.01)
 
 
+@pytest.mark.parametrize("store", ["redis", "valkey"])
+def test_a_plan_over_a_cache_names_what_stands_idle_where_it_is_deployed(store):
+    plan, facts = replace(small_plan(), store=store), shipped_aws()
+    line = idle_line(price(plan, facts, Circumstances()))
+    template = make_template(builds.options(store=store), [plan])
+    stands = sum(line.usd for line in fixed_costs(template, facts))
+    assert f" for {store}" in line
+    assert f"in a VPC, ${stands:,.2f} with its endpoint" in line
+
+
 def test_the_next_command_can_be_copied(tmp_path):
     place = f"'{tmp_path}/my plan'"
     assert next_line(tmp_path / "my plan").startswith(f"next: serfer serve --plan {place} ")
@@ -168,7 +181,9 @@ def test_split_prints_four_lines_and_explain_the_rest(file, tmp_path):
     assert last == next_line(tmp_path / "plan")
     assert load_plan(tmp_path / "plan").model == "digits"
     tiles = split(file, "--out", tmp_path / "tiles", "--grids", "2x2", "--per-month", "5000")
-    first, second, third, _ = tiles.stdout.splitlines()
+    first, second, idle, third, _ = tiles.stdout.splitlines()
+    for command in ("explain", "cost"):
+        assert idle in CliRunner().invoke(app, [command, str(tmp_path / "tiles")]).output
     assert re.fullmatch(r"small is split into .* on 2x2 at 1769 MB, simulated: 4 invocations a query", first)
     assert "a month of 5,000" in second
     assert third.startswith("faster and cheaper without --grids: one function of 1769 MB")

@@ -7,8 +7,9 @@ from typer.testing import CliRunner
 
 from serfer.cli.main import app
 from serfer.control.bill_lines import all_busy
+from serfer.core.costs import cost_model
 from serfer.core.costs.aws import shipped_aws
-from serfer.core.costs.cost_model import plan_load, price_plan
+from serfer.core.costs.cost_model import invoke_seconds, plan_load, price_plan
 from serfer.core.errors import InputError, UsageError
 from serfer.core.geometry import Grid
 from serfer.core.plan import Gang, sealed
@@ -22,6 +23,7 @@ from tests.sam.builds import build, options
 from tests.sam.offered import placed
 
 FACTS = shipped_aws()
+GANG = replace(small_plan(), gangs=(Gang(0, 2, 30.0, 1e-6),))
 
 
 def deployed_with(**choices):
@@ -43,13 +45,11 @@ def test_query_pays_each_of_its_parts():
     assert usage.usd == pytest.approx(sum(line.usd for line in usage.lines))
     assert "store: writes" in items
     assert "through endpoints" not in items
-    usage = query_usage(deployed_with()[0])
-    driver = next(line for line in usage.lines if line.item == "driver's compute")
+    driver = items["driver's compute"]
     assert driver.quantity == pytest.approx(1769 / 1024 * (usage.seconds + FACTS.services.driver_seconds))
     assert driver.usd == pytest.approx(driver.quantity * FACTS.functions.price_gb_second, rel=0.02)
-    assert lines(architecture="arm64")["workers' compute"].usd == pytest.approx(
-        0.8 * lines()["workers' compute"].usd, rel=1e-4
-    )
+    arm, usual = (lines(architecture=name)["workers' compute"].usd for name in ("arm64", "x86_64"))
+    assert arm == pytest.approx(0.8 * usual, rel=1e-4)
 
 
 def test_query_pays_its_fleet_and_store():
@@ -102,22 +102,39 @@ def test_cold_queries_cost_more_and_snapshots_their_restores():
 
 
 def gang_usage(cold=0.0, **choices):
-    plan = replace(small_plan(), gangs=(Gang(0, 2, 30.0, 1e-6),))
-    usage = query_usage(Deployed(plan, options(**choices), FACTS, 1769), cold)
+    usage = query_usage(Deployed(GANG, options(**choices), FACTS, 1769), cold)
     return usage, {line.item: line for line in usage.lines}
 
 
 @pytest.mark.parametrize("cold", [0.0, 1.0])
 def test_a_gang_pays_its_members_once_until_the_last_of_them_ends(cold):
-    usage, items = gang_usage(cold, store="valkey")
-    plan = replace(small_plan(), gangs=(Gang(0, 2, 30.0, 1e-6),))
-    deployed = Deployed(plan, options(store="valkey"), FACTS, 1769)
-    price = price_plan(plan, deployed.platform(cold), 1769).stages[0]
+    (usage, items), one = gang_usage(cold, store="valkey"), Deployed(GANG, options(store="valkey"), FACTS, 1769)
+    price = price_plan(GANG, one.platform(cold), 1769).stages[0]
     assert items["workers' invocations"].quantity == 2
     assert items["workers' compute"].quantity == pytest.approx(1769 / 1024 * price.billed_s)
     assert usage.seconds == pytest.approx(price.seconds)
-    parts = ("workers' invocations", "workers' compute", "store: writes", "store: reads and looks", "store: bytes")
-    assert sum(items[part].usd for part in parts if part in items) == pytest.approx(price.usd, rel=0.01)
+
+
+@pytest.mark.parametrize("plan", [small_plan(), GANG])
+def test_crops_that_a_driver_puts_into_a_cache_are_paid_there_and_pass_no_endpoint(monkeypatch, plan):
+    """The plan alone has the same price, and the endpoint's bytes are less by the crops, base64."""
+    one = Deployed(plan, options(store="valkey"), FACTS, 1769)
+    small = {line.item: line.quantity for line in query_usage(one).lines}["through endpoints"]
+    monkeypatch.setattr(cost_model, "CROP_BYTES", 1)
+    items = {line.item: line for line in query_usage(one).lines}
+    parts = sum(line.usd for item, line in items.items() if item.startswith(("workers'", "store:")))
+    assert parts == pytest.approx(price_plan(one.plan, one.platform(0.0)).usd, rel=1e-6)
+    assert small - items["through endpoints"].quantity == pytest.approx(4 / 3 * plan_load(one.plan, 0).crops.sum())
+
+
+@pytest.mark.parametrize(("drivers", "called"), [("function", 1), ("fleet", 0)])
+def test_what_one_takes_has_all_that_its_driver_is_billed_for(drivers, called):
+    one, template = deployed_with(drivers=drivers)
+    latencies = {name: query["latency_ms"] for name, query in bill(one, template).as_dict()["query"].items()}
+    read, invoked = FACTS.services.driver_seconds, called * invoke_seconds(1, FACTS.functions)
+    assert latencies["warm"] == pytest.approx(1e3 * (query_usage(one).seconds + read + invoked))
+    cold = query_usage(one, 1.0).seconds + read + invoked + called * FACTS.services.driver_init
+    assert latencies["cold"] == pytest.approx(1e3 * cold)
 
 
 @pytest.mark.parametrize("choices", [{"store": "s3"}, {"store": "valkey", "engine": "poll"}])
@@ -164,10 +181,9 @@ def test_the_command_prices_a_build(tmp_path):
         assert words in result.output
     document = json.loads(CliRunner().invoke(app, ["cost", str(place), "--json"]).output)
     assert [month["queries"] for month in document["months"]] == [1000, 100_000, 10_000_000]
-    assert {line["tag"] for line in document["idle_month"]["lines"]} <= set("DBMSK")
-    assert document["idle_month"]["cost_usd"] == pytest.approx(
-        sum(one["cost_usd"] for one in document["idle_month"]["lines"])
-    )
+    idle = document["idle_month"]
+    assert {line["tag"] for line in idle["lines"]} <= set("DBMSK")
+    assert idle["cost_usd"] == pytest.approx(sum(line["cost_usd"] for line in idle["lines"]))
     assert price_build(place, FACTS, burst=7).as_dict()["burst"]["queries"] == 7
 
 
@@ -245,6 +261,8 @@ def test_a_query_that_finds_nothing_warm_pays_the_cold_plan_and_the_environments
     warmed = items["warm-up requests"].usd + items["warm-ups' compute"].usd
     assert usage.usd == pytest.approx(alone.usd + warmed)
     assert usage.seconds == alone.seconds
+    fetched = query_usage(replace(both, plan=placed(small_plan(), "fetched")), 1.0)
+    assert "weights: reads by warm-ups" in {line.item for line in fetched.lines}
 
 
 def test_a_share_of_queries_on_the_cold_plan_is_that_share_of_its_costs():
@@ -253,13 +271,6 @@ def test_a_share_of_queries_on_the_cold_plan_is_that_share_of_its_costs():
     assert half.usd == pytest.approx((warm.usd + cold.usd) / 2)
     assert half.seconds == pytest.approx((warm.seconds + cold.seconds) / 2)
     assert len({line.item for line in half.lines}) == len(half.lines)
-
-
-def test_warm_ups_of_functions_that_fetch_pay_for_the_reads_too():
-    one, _ = deployed_with()
-    whole = replace(one, plan=placed(small_plan(), "fetched"), cold=small_plan())
-    items = {line.item for line in query_usage(whole, 1.0).lines}
-    assert "weights: reads by warm-ups" in items
 
 
 def test_pings_are_priced_by_the_environments_that_they_hold():
@@ -285,7 +296,7 @@ def test_pings_are_priced_and_what_they_keep_is_noted():
     kept, left = bill(pinged, template, loads=[100]), bill(plain, other, loads=[100])
     assert left.months[0].cold_share > 0.98
     assert kept.months[0].cold_share < 0.001
-    saved = f"one takes {kept.warm.seconds:.2f} s, not {kept.cold.seconds:.2f} s"
+    saved = f"one takes {kept.seconds(kept.warm):.2f} s, not {kept.seconds(kept.cold, 1.0):.2f} s"
     assert any(saved in note for note in kept.assumed)
     assert not any("pings" in note for note in left.assumed)
     one, template = deployed_with(pings=Pings(5, 1))

@@ -14,6 +14,7 @@ from tests.e2e.small import small_onnx
 from tests.splitter.test_as_is import recurrent
 
 _LINE = r"[\d.]+ ms warm, [\d,]+ ms cold, \$[\d.]+ a million queries, \$[\d.]+ with 2% cold \([a-z, ]+\)"
+_TOTALS = r"^(?:an idle month: |a million queries, ).+$"
 _SHOWN = {
     "explain": ("explain", "plan"),
     "cost of a network": ("cost", "net.onnx"),
@@ -53,4 +54,9 @@ def test_commands_name_one_price_of_a_network_in_one_function(said, make, comman
     found = {name: re.findall(_LINE, text) for name, text in texts.items()}
     assert found == dict.fromkeys(texts, found["split"][:1])
     assert found["split"][0].endswith(f"({times})")
+    if "package" in texts:
+        totals = [re.findall(_TOTALS, texts[name], re.MULTILINE) for name in ("package", "cost of a build")]
+        assert totals[0] == totals[1] != []
+        told = " ".join(texts.values())
+        assert not [words for words in ("over redis", "for redis", "may find a better one") if words in told]
     assert len({re.search(r"function of [\d,]+ MB", texts[name])[0] for name in ("serve", "split", "whole")}) == 1

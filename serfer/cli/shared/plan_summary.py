@@ -9,6 +9,7 @@ from pathlib import Path
 from serfer.cli.shared.display import counted, plain
 from serfer.cli.shared.terminal import complain, out
 from serfer.core.costs.aws import AwsFacts
+from serfer.core.costs.cost_model import HOURS_A_MONTH
 from serfer.core.costs.pricing import Circumstances, Prices, price
 from serfer.core.plan import AS_IS, Alternative, Plan
 from serfer.core.units import MS_PER_S
@@ -17,6 +18,7 @@ from serfer.settings import load_settings
 
 _MILLION = 1_000_000
 _WHOLE_MS = 10  # from here on, fractions of a millisecond say nothing
+_ENDPOINT_ZONES = 2  # of a deployment's VPC, in which drivers reach Lambda by an endpoint
 _SHOWN = 5  # labels
 _MOST_TEXT = 90  # characters of grids and memory sizes
 
@@ -25,7 +27,8 @@ def print_summary(
     plan: Plan, directory: Path, facts: AwsFacts, per_month: Sequence[int] = (), given: Sequence[str] = ()
 ) -> None:
     prices = price(plan, facts, Circumstances())
-    lines = chosen_line(plan), figures_line(prices, per_month), others_line(plan, given)
+    idle = idle_line(prices) if prices.stored else ""
+    lines = chosen_line(plan), figures_line(prices, per_month), idle, others_line(plan, given)
     for line in filter(None, lines):
         out.print(plain(line))
     out.print(plain(next_line(directory)), soft_wrap=True)
@@ -80,6 +83,24 @@ def figures_line(prices: Prices, per_month: Sequence[int] = ()) -> str:
         f"{_ms(MS_PER_S * prices.warm.seconds)} ms warm, {_ms(MS_PER_S * prices.cold.seconds)} ms cold, "
         f"${prices.warm.usd * _MILLION:,.2f} a million queries, ${prices.query.usd * _MILLION:,.2f} with "
         f"{100 * prices.cold_share:.3g}% cold{months} ({prices.plan.times})"
+    )
+
+
+def idle_line(prices: Prices) -> str:
+    """Return what stands idle: the store that a plan is priced over, and the one that serfer deploy package deploys."""
+    store, facts = prices.store.partition("+")[0], load_settings().facts()
+    if not prices.stored:
+        return "no stage hands anything on through a store, so that serfer deploy package deploys s3, $0.00 idle"
+    is_redis, is_cache = store == "redis", store in ("redis", "valkey")
+    idle = f"an idle month ({HOURS_A_MONTH} h): ${prices.standing_usd:,.2f} for {prices.store}"
+    if not is_cache:
+        return f"{idle}; serfer deploy package deploys {store}"
+    hours = (facts.redis_serverless if is_redis else facts.valkey).price_hour
+    usd = HOURS_A_MONTH * (hours + _ENDPOINT_ZONES * facts.services.price_endpoint_hour)
+    return (
+        f"{idle}{', a node of your own' if is_redis else ''}; serfer deploy package deploys {store} as ElastiCache "
+        f"Serverless in a VPC, ${usd:,.2f} with its endpoint, and says what a million queries cost there (serfer cost "
+        "BUILD)"
     )
 
 

@@ -47,7 +47,7 @@ class Prices:
 
     `query` is as circumstances are, `warm` where everything is warm, `cold` where nothing is.
 
-    `standing_usd` is what a month costs in which no query comes: nothing where none goes through the store. `choice`
+    `standing_usd` is what a month costs in which no query comes, `stored` whether any goes through the store. `choice`
     are the two ways to answer where nothing is warm, for a plan directory with a cold plan; `ways` are those to start.
     """
 
@@ -60,6 +60,7 @@ class Prices:
     burst: Burst
     cold_burst_usd: float
     standing_usd: float
+    stored: bool
     cold_plan: Plan | None = None
     choice: ColdChoice | None = None
     ways: tuple[StartingWay, ...] = ()
@@ -187,6 +188,7 @@ def price(plan: Plan, facts: AwsFacts, given: Circumstances, cold_plan: Plan | N
     platform = Platform.over(facts, store, cold_share)
     query = price_plan(plan, platform, given.memory_mb)
     cold = price_cold(plan, platform, given.memory_mb)
+    stored = uses_store(plan, facts)
     return Prices(
         plan,
         store,
@@ -196,7 +198,8 @@ def price(plan: Plan, facts: AwsFacts, given: Circumstances, cold_plan: Plan | N
         cold,
         price_burst(query, given.burst, facts.functions),
         given.burst * cold.usd,
-        standing_usd(platform) if uses_store(plan, facts) else 0.0,
+        standing_usd(platform) if stored else 0.0,
+        stored,
         cold_plan,
         ColdChoice.of(plan, cold_plan, platform, given.memory_mb) if cold_plan else None,
         starting_ways(plan, platform, given.memory_mb),

@@ -51,19 +51,19 @@ class KeptResults:
     def results(self) -> Results:
         return Results(self.store)
 
-    def document(self, kept: ResultManifest, names: Sequence[str] = ()) -> dict[str, Any]:
-        """Return what is said of a result, of its outputs called `names`, in that order, or of all."""
+    def document(self, kept: ResultManifest, names: Sequence[tuple[str, str]] = ()) -> dict[str, Any]:
+        """Return what is said of a result: of its outputs in `names`, in that order, by the second name, or of all."""
         place = place_of(kept)
         said = {"result": kept.id, "result_location": place, "result_expires": math.floor(kept.expires)}
-        wanted = [output for name in names if (output := kept.output(name))] or kept.outputs
+        wanted = [(output, alias) for name, alias in names if (output := kept.output(name))]
         outputs = [
             {
-                "name": output.name,
+                "name": alias,
                 "datatype": BY_DTYPE[output.dtype],
                 "shape": [*output.shape],
                 "parameters": self._places(kept, output, place),
             }
-            for output in wanted
+            for output, alias in wanted or [(output, output.name) for output in kept.outputs]
         ]
         return {"model_name": kept.model, "model_version": MODEL_VERSION, "parameters": said, "outputs": outputs}
 

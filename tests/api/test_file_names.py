@@ -66,7 +66,7 @@ def home(tmp_path_factory):
 def url(home):
     for make in (keras, half):
         make(home)
-    with served({"keras": home / "keras", "half": home / "half"}) as url:
+    with served({"keras": home / "keras", "half": home / "half"}, results=(home / "results").as_uri()) as url:
         yield url
 
 
@@ -114,6 +114,9 @@ def test_serfers_own_names_are_taken_too_and_answered_by_the_files(home, triton)
         both = [InferRequestedOutput("logits"), InferRequestedOutput("dense_3")]
         answer = triton.infer("keras", triton_input(array, name), outputs=both)
         assert np.array_equal(answer.as_numpy("logits"), answer.as_numpy("dense_3"))
+        kept = triton.infer("keras", triton_input(array, name), outputs=both, parameters={"result": "link"})
+        links = [kept.get_output(wanted)["parameters"]["result_link"] for wanted in ("logits", "dense_3")]
+        assert links[0] == links[1]
 
 
 @pytest.mark.usefixtures("url")

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any, ClassVar
 
@@ -84,6 +85,7 @@ class _Connection(h11.Connection):
                 received, self._recent = self._recent, self.trailing_data[0]
                 if self._chunked:
                     _check_end(received[: len(received) - len(self._recent)])
+                _check_size(event.headers, self._most_head)
         except h11.RemoteProtocolError as error:
             large = error.error_status_hint == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
             self.refusal = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE if large else HTTPStatus.BAD_REQUEST
@@ -103,11 +105,15 @@ def _check_end(received: bytes) -> None:
         raise h11.RemoteProtocolError("the chunks do not end in CR LF CR LF")
 
 
+def _check_size(headers: Iterable[tuple[bytes, bytes]], most: int) -> None:
+    sizes = [len(name) + len(value) for name, value in headers]
+    if len(sizes) > MOST_HEADERS or sum(sizes) > most:
+        raise h11.RemoteProtocolError(_TOO_LARGE, error_status_hint=HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+
+
 def _check_head(request: h11.Request, most: int) -> None:
     """Refuse many or large headers, no HTTP/1, and a body of two lengths, which two servers may read differently."""
-    size = len(request.target) + sum(len(name) + len(value) for name, value in request.headers)
-    if len(request.headers) > MOST_HEADERS or size > most:
-        raise h11.RemoteProtocolError(_TOO_LARGE, error_status_hint=HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+    _check_size(request.headers, most - len(request.target))
     if request.http_version not in _VERSIONS:
         raise h11.RemoteProtocolError("another version of HTTP")
     names = {name for name, _ in request.headers}
@@ -277,8 +283,7 @@ class LimitedProtocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is not HTTP, with a reason, where an answer has not begun; then close."""
-        too_large = self.conn.refusal == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
-        self._refuse(self.conn.refusal, _TOO_LARGE if too_large else msg)
+        self._refuse(self.conn.refusal, msg if self.conn.refusal == HTTPStatus.BAD_REQUEST else _TOO_LARGE)
 
     def _watch(self) -> None:
         """Run the timer exactly while a peer keeps the server waiting and no other timer runs."""

@@ -167,10 +167,7 @@ def inference_router(routes: Inferring) -> APIRouter:
             at,
             metadata,
             methods=["GET"],
-            responses={
-                200: {"description": "The model, with every form of its input."},
-                **inference_errors(401, 403, 404),
-            },
+            responses={200: {"description": "The model, and the inputs it takes."}, **inference_errors(401, 403, 404)},
             openapi_extra=parameters,
         )
         router.add_api_route(
@@ -299,7 +296,7 @@ def _agree(one: _Run, other: _Run) -> bool:
 
 
 async def _reply_kept(keeping: Keeping, query: ServiceQuery, inference: Inference, stored: ResultManifest) -> Response:
-    names = [wanted.form.tensor or wanted.form.name for wanted in inference.wanted]
+    names = [(wanted.form.tensor or wanted.form.name, wanted.form.name) for wanted in inference.wanted]
     said = await asyncio.to_thread(keeping.said, stored, names)
     identifier = {} if inference.id is None else {"id": inference.id}
     body = json.dumps({**said, **identifier}, allow_nan=False).encode()
@@ -379,7 +376,6 @@ def _answer(
     headers = {"Vary": "Accept-Encoding"}
     if header is not None:
         headers[HEADER] = str(header)
-    coding = accepted(request.headers, len(body))
-    if coding:
+    if coding := accepted(request.headers, len(body)):
         body, headers["Content-Encoding"] = compress(body, coding), coding
     return Response(body, headers=headers, media_type="application/json" if header is None else BINARY)

@@ -49,7 +49,7 @@ class Keeping:
     downloads: Places
     metrics: Metrics
 
-    def said(self, manifest: ResultManifest, names: Sequence[str]) -> dict[str, Any]:
+    def said(self, manifest: ResultManifest, names: Sequence[tuple[str, str]]) -> dict[str, Any]:
         """Return what is said of outputs of a result that was just made, and count it."""
         if self.kept is None:
             raise Problem(404, _NO_RESULT)

@@ -398,13 +398,9 @@ def test_more_chunked_requests_may_be_there_in_pieces_before_the_first_is_answer
 
 
 @pytest.mark.hostile
-@pytest.mark.parametrize(
-    "part",
-    [b"2;" + b"a" * 40_000, *(b"0\r\n" + b"T: x\r\n" * 20_000 + end for end in (b"", b"\r\n"))],
-    ids=["extension", "trailers", "all trailers"],
-)
-def test_what_goes_with_chunks_is_bounded(patient, part):
-    assert problem(exchanged(patient, CHUNKED, part)) == 431
+@pytest.mark.parametrize("parts", [(b"2;", b"a", b""), (b"0\r\n", b"T: x\r\n", b""), (b"0\r\n", b"T: x\r\n", b"\r\n")])
+def test_what_goes_with_chunks_is_bounded(patient, parts):
+    assert problem(exchanged(patient, CHUNKED, parts[0] + 20_000 * parts[1] + parts[2])) == 431
     assert works(patient)
 
 

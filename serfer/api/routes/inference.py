@@ -363,14 +363,12 @@ def _answer(
     choice: Choice | None,
 ) -> Response:
     """Return the response to a request, compressed if the client wants that; what an instance answered says how."""
-    named: dict[str, Any] = {"model_name": query.model, "model_version": VERSION}
     parameters: dict[str, Any] = {}
     if served := answered.result.served:
         parameters |= {"batch": served.batch, "computed_ms": round(served.computed_ms, 3)}
     if choice is not None:
         parameters |= {"variant": choice.variant.name, "reason": choice.selection.reason.value}
-    if parameters:
-        named["parameters"] = parameters
+    named = {"model_name": query.model, "model_version": VERSION, **({"parameters": parameters} if parameters else {})}
     outputs = by_name(plan, as_answer(answered.result.outputs))  # a release since may have another name
     body, header = encode_answer(inference, outputs, named, plan.labels)
     headers = {"Vary": "Accept-Encoding"}

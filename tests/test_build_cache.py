@@ -54,9 +54,12 @@ def test_forget_unused_removes_what_is_proved_to_be_ours_alone(tmp_path, inside)
         with assembled(tmp_path / name):
             pass
         shutil.copytree(tmp_path / name, tmp_path / f"copy-{name}")
-    of_before = [name for names in OF_BEFORE for name in names]
-    names = [f"{name}{inside}" for name in (*OURS, *OTHERS)] + [f"mine-{COMMIT}/plan.json", *of_before]
-    assert left(tmp_path, names) == {*OTHERS, f"mine-{COMMIT}", *(f"copy-{name}" for name in MADE)}
+    write(tmp_path, [f"mine-{COMMIT}/plan.json", *(name for names in OF_BEFORE for name in names)])
+    assert left(tmp_path, [f"{name}{inside}" for name in (*OURS, *OTHERS)]) == {
+        *OTHERS,
+        f"mine-{COMMIT}",
+        *(f"copy-{name}" for name in MADE),
+    }
 
 
 def test_forget_unused_removes_files_by_their_digest_where_we_made_the_folder(tmp_path):
@@ -85,11 +88,9 @@ def test_cache_in_a_directory_with_other_things_is_refused_and_touches_nothing(t
 @pytest.mark.parametrize("entry", [[], *OF_BEFORE])
 def test_cache_that_is_new_or_of_an_earlier_version_is_marked(tmp_path, entry):
     cache = tmp_path / "cache"
-    if entry:
-        write(cache / "plans", entry)
-        write(cache, ["notes.txt"])
-        Settings(cache_dir=cache)
-        shutil.rmtree(cache / "plans")
+    write(cache, [*(f"plans/{name}" for name in entry), *(["notes.txt"] if entry else [])])
+    Settings(cache_dir=cache)
+    shutil.rmtree(cache / "plans", ignore_errors=True)
     for _ in range(2):  # by its mark
         Settings(cache_dir=cache)
         (cache / "mine.txt").touch()

@@ -22,8 +22,10 @@ _REORDERED = 4
 """How many times further than two orders of computing an answer a third one may be."""
 _ROUNDED, _FLIPPED = 2.0**-15, 1e-2
 """What rounding makes at most: of the largest value, and of a map's classes."""
-_LEAST = 4 * float(np.finfo(np.float32).eps)
-"""Of the largest value, and of sigmoids, which ONNX Runtime computes as a rational function: 1.8e-7 was measured."""
+_STEP = float(np.finfo(np.float32).eps)
+"""Of the largest value, the least that rounding makes: one step of float32, however alike two orders compute."""
+_OF_SIGMOIDS = 4 * _STEP
+"""ONNX Runtime computes sigmoids as a rational function: 1.8e-7 was measured."""
 _Answer = NDArray[Any] | Mapping[str, NDArray[Any]]
 
 
@@ -76,8 +78,8 @@ def _noise(again: NDArray[Any], whole: NDArray[Any], images: float, *, of_sigmoi
         return min(_FLIPPED, _REORDERED * float(np.mean(again != whole)))
     with np.errstate(invalid="ignore"):  # infinity less infinity
         apart = _largest(np.subtract(again, whole, dtype=np.float64))
-    largest = max(_largest(whole), float(of_sigmoids))
-    return max(_LEAST * largest, min(_REORDERED * apart, _ROUNDED * max(1.0, images, largest)))
+    most = _ROUNDED * max(1.0, images, _largest(whole))
+    return max(_STEP * _largest(whole), _OF_SIGMOIDS * of_sigmoids, min(_REORDERED * apart, most))
 
 
 def _largest(values: NDArray[Any]) -> float:

@@ -36,8 +36,6 @@ from serfer.raster import ResultParts
 MOST_S = 5.0
 """Seconds after which no other part is begun."""
 _MOST_THREADS = 4
-_FLAT = 0.1
-"""Of the largest magnitude, the least that counts as the range of values: that of a flat image is all rounding."""
 _NO_CROPS = (
     "its plan has no network for parts of an image: it was made by an earlier version, or what a pixel becomes depends "
     "on where in the image it is, or on the image's size (serfer map-plan says of which operator)"
@@ -245,7 +243,7 @@ class _Output:
 
     @property
     def error(self) -> float:
-        return self.largest / max(_range(*self._ends), self.noise / TOLERANCE)
+        return self.largest / (max(_range(*self._ends), self.noise / TOLERANCE) or 1.0)
 
     @property
     def wrong(self) -> bool:
@@ -272,7 +270,7 @@ class _Output:
             for channel in range(self.kept.channels):
                 kept = first if channel == 0 else self.kept.values(channel, told)
                 self._add_values(kept, own[channel][inside], there, told)
-            if self.wrong:
+            if self.wrong or (self.largest and not _range(*self._ends)):
                 self.noise = max(self.noise, part.noise(self.number))
         elif self.scores is not None and self.scores < len(values):
             self._add_classes(first, own[0][inside], values[self.scores][:, *inside], there, told, part)
@@ -323,9 +321,7 @@ class _Output:
 
 
 def _range(low: float, high: float) -> float:
-    if low > high:
-        return 1.0
-    return max(high - low, _FLAT * max(abs(low), abs(high))) or 1.0
+    return high - low if low <= high else 1.0
 
 
 @dataclass(frozen=True)

@@ -65,8 +65,7 @@ def two_maps(folder, weights):
     graph = Graph()
     graph.op("Conv", "image", graph.constant(weights), output="fine", pads=[1] * 4)
     graph.op("MaxPool", "fine", output="coarse", kernel_shape=[2, 2], strides=[2, 2])
-    path = graph.save(folder / "two.onnx", {"fine": 4, "coarse": 4})
-    package.map_plan(path, [SIZE], folder / "two", window=64)
+    package.map_plan(graph.save(folder / "two.onnx", {"fine": 4, "coarse": 4}), [SIZE], folder / "two", window=64)
     return folder / "two"
 
 
@@ -83,23 +82,20 @@ def pooled(folder, weights):
 @pytest.fixture(scope="module")
 def classes(folder, weights):
     """A plan of classes, of which 0 and 1 always have equal scores."""
-    same = weights.copy()
-    same[1] = same[0]
     graph = Graph()
-    graph.op("Conv", "image", graph.constant(same), output="map", pads=[1] * 4)
+    graph.op("Conv", "image", graph.constant(weights[[0, 0, 2, 3]]), output="map", pads=[1] * 4)
     path = graph.save(folder / "classes.onnx", {"map": 4})
     package.map_plan(path, [SIZE], folder / "classes", window=64, reduce="argmax")
     return folder / "classes"
 
 
-@pytest.fixture(scope="module")
-def faint(folder, weights):
-    """A plan of probabilities that are 2e-5, to a hundredth of that: rounding is a tenth of their range."""
+def plan_of(folder, weights, scale, offset, last="Identity"):
+    """Make a plan of a network whose values lie within about `scale` of an offset, before its last operator."""
     graph = Graph()
-    values = graph.op("Mul", graph.op("Conv", "image", graph.constant(weights), pads=[1] * 4), 1e-4)
-    path = graph.save(folder / "faint.onnx", {graph.op("Sigmoid", graph.op("Sub", values, 11.0), output="map"): 4})
-    package.map_plan(path, [SIZE], folder / "faint", window=64)
-    return folder / "faint"
+    values = graph.op("Mul", graph.op("Conv", "image", graph.constant(weights), pads=[1] * 4), scale)
+    graph.op(last, graph.op("Add", values, float(offset)), output="map")
+    package.map_plan(graph.save(folder / "near.onnx", {"map": 4}), [SIZE], folder / "near", window=64)
+    return folder / "near"
 
 
 def branching(folder, weights, more_than):
@@ -126,12 +122,10 @@ def branching(folder, weights, more_than):
 @pytest.fixture
 def map_of(serfer, tmp_path):
     """Map an image by a plan in this process."""
-
     image = write(tmp_path / "image.tif", pixels(*SIZE, dtype="float32"))
 
     def run(plan, *options):
-        out = tmp_path / "result.tif"
-        return serfer(*map_command(image, plan, out, "--json", *options))
+        return serfer(*map_command(image, plan, tmp_path / "result.tif", "--json", *options))
 
     return run
 
@@ -142,8 +136,7 @@ def test_a_map_is_compared_and_says_so(serfer, command):
     assert found["pixels"] > HEIGHT * WIDTH / 2
     assert found["error"] < 1e-6
     assert not found["wrong"]
-    said = serfer(*command, "--overwrite").out
-    assert "compared with the network in one piece on" in said
+    assert "compared with the network in one piece on" in serfer(*command, "--overwrite").out
     assert serfer(*command, "--overwrite", "--set", "check=false", "--json").report["compared"] is None
 
 
@@ -218,15 +211,21 @@ def test_another_class_is_wrong_unless_its_score_is_as_large(map_of, classes, al
     map_of(classes, "--overwrite").ends(1, "pixels have another class), most so in window 4")
 
 
-STEP = 6e-8
-"""Of float32 below 1, from which ONNX Runtime's sigmoid takes what is left."""
+STEP = 6e-8  # of float32 below 1, from which ONNX Runtime's sigmoid takes what is left
+FAINT = 1e-4, -11, "Sigmoid"  # 2e-5, to a hundredth of that: rounding is a tenth of their range
 
 
 @pytest.mark.exact
-@pytest.mark.parametrize(("far", "code"), [(2 * STEP, 0), (100 * STEP, 1)])
-def test_rounding_of_a_map_that_is_nearly_constant_is_no_difference(map_of, faint, altered, far, code):
+@pytest.mark.parametrize(
+    ("near", "far", "code"),
+    [
+        *((FAINT, 2 * STEP, 0), (FAINT, 100 * STEP, 1), ((4e-5, 10), 3e-5, 1), ((4e-5, 1000), 9e-4, 1)),
+        *(((4e-5, 1000), 6.2e-5, 0), ((0.0, 3), 4 * STEP, 0), ((0.0, 3), 1e-5, 1), ((0.0, 0), 1e-9, 0)),
+    ],
+)
+def test_rounding_is_no_difference_where_values_are_nearly_alike(map_of, tmp_path, weights, altered, near, far, code):
     altered(4, lambda values: values + np.float32(far))
-    done = map_of(faint)
+    done = map_of(plan_of(tmp_path, weights, *near))
     assert done.code == code, done.err
 
 

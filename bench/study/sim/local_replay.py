@@ -25,7 +25,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.control.policies import DEFAULT
+from serfer.control.policies import AUTO, DEFAULT
 from serfer.control.scenario import LambdaTarget, Scenario
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import PlanError, UnavailableError, UsageError
@@ -38,7 +38,7 @@ from serfer.drivers.instance.client import Fault, InstanceClient, open_http
 from serfer.drivers.instance.open_inference import check_classifies
 from serfer.fleet.control_loop import END_S, PERIOD_S
 from serfer.fleet.leader import end_instances
-from serfer.fleet.open_pool import AUTO, Routing, RunningPool, instance_command
+from serfer.fleet.open_pool import Routing, RunningPool, instance_command
 from serfer.fleet.provisioner_url import LOCAL
 from serfer.fleet.provisioners.provisioner import Provisioner
 from serfer.pipeline.blocking import Pipeline

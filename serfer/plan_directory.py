@@ -44,12 +44,12 @@ def load_plan(directory: Path, name: str = "") -> Plan:
     if text is None and directory.name == PLAN_FILE and directory.is_file():
         raise PlanError(f"{directory} is a file of a plan: give its directory, {directory.parent}")
     if text is None:
-        why = f"it has no {PLAN_FILE}" if directory.exists() else "it does not exist"
-        raise PlanError(f"{directory} is not a plan directory: {why}; make one with serfer split, or serfer map-plan")
+        why = "it is no .onnx file either" if directory.is_file() else f"it has no {PLAN_FILE}"
+        why = f"{why if directory.exists() else 'it does not exist'}; make one with serfer split, or serfer map-plan"
+        raise PlanError(f"{directory} is not a plan directory: {why}")
     plan = parse_plan(text, name or str(path))
     path = directory / EXPLANATION_FILE
-    explanation = _read(path)
-    if explanation is None:
+    if (explanation := _read(path)) is None:
         return plan
     from serfer.core.plan.explanation import with_explanation  # noqa: PLC0415 - functions have none
 

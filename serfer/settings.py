@@ -40,7 +40,7 @@ _left_out: Final[set[str]] = set()
 # Kubernetes sets these in every container next to a service that is called serfer.
 _SERVICE_LINK = re.compile(r"SERFER_(SERVICE_(HOST|PORT\w*)|PORT_\d+_(TCP|UDP|SCTP)\w*)")
 _LINKED_PORT = re.compile(r"(tcp|udp|sctp)://.*")
-_LISTED = "without it, serfer serve --show-config lists all there are"
+_LISTED = "without it, serfer serve --show-config lists all there are; keys of a command stand in its table, as [serve]"
 TABLES = (
     *("serve", "instance", "classify", "predict", "run", "map-plan", "map", "split", "explain", "verify", "cost"),
     *("app-register", "deploy-package", "deploy-warm", "study-replay"),

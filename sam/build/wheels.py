@@ -7,10 +7,12 @@ of that glibc or an older one, and what symbols they want is checked when they a
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -120,7 +122,9 @@ def download(requirements: Path, runtime: str, architecture: str, directory: Pat
         *("--requirement", str(requirements)),
     ]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)  # noqa: S603 - pip
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as ours:  # pip that is killed leaves folders in it
+            own = {**os.environ, "TMPDIR": ours}
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, env=own)  # noqa: PLW1510, S603
     except subprocess.TimeoutExpired as error:
         raise UnavailableError(f"pip brought no wheels within {_TIMEOUT_S} s: try again") from error
     if done.returncode:

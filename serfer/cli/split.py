@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -14,7 +15,7 @@ from serfer.cli.shared.plan_commands import SplitCommand
 from serfer.cli.shared.plan_summary import print_summary
 from serfer.cli.shared.terminal import complain
 from serfer.core.costs.account import AccountQuotas
-from serfer.core.errors import UsageError
+from serfer.core.errors import ModelError, UsageError
 from serfer.core.options import changed
 from serfer.core.plan import Plan, explained
 from serfer.core.units import MIB
@@ -33,6 +34,9 @@ def split(options: SplitCommand, _context: typer.Context) -> None:
         raise UsageError(f"--size {sizes} is a range of sizes: it goes with --whole, as tiles are those of one size")
     example = example_of(options.size, options.channels, model, ranges=True)
     if example is None and ".py:" in model:
+        path, _, factory = model.rpartition(":")
+        if not Path(path).exists():
+            raise ModelError(f"{path} does not exist: give the Python file that has {factory}()")
         raise UsageError(f"the size of {model}'s input is not known: give --size HEIGHTxWIDTH")
     chosen, searched = options.model_with_weights(model), changed(options, SplitOptions())
     settings = load_settings()

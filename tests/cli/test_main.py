@@ -98,6 +98,8 @@ def test_a_missing_library_is_named_with_its_pip_command(serfer, monkeypatch, tm
         ("split plan --out x", 3, "plan is a plan directory, which was split before: give the network, or see serfer"),
         ("split . --out x", 3, ". is a directory: give an .onnx file, module.py:factory, or a name"),
         ("split no.py:make --size 8x8 --out x", 3, "no.py does not exist: give the Python file that has make()"),
+        ("split no.py:make --out x", 3, "no.py does not exist: give the Python file that has make()"),
+        ("serve net.jpg", 3, "net.jpg is not a plan directory: it is no .onnx file either"),
         ("serve net.py:make", 3, "net.py:make is a Python file, not a plan directory: write one with serfer split"),
         ("predict code.py x.jpg", 3, "code.py is a Python file, not a plan directory: write one with serfer split"),
         ("deploy apply plan dev", 3, "plan is a plan: serfer deploy package plan --out BUILD, and give BUILD"),
@@ -132,6 +134,7 @@ def test_a_mistake_is_named_in_a_line_that_says_what_to_do(serfer, tmp_path, mon
     (tmp_path / "folder.onnx").mkdir()
     write_plan(tmp_path / "plan")
     (tmp_path / "code.py").touch()
+    (tmp_path / "net.jpg").touch()
     monkeypatch.setenv("SERFER_CONFIG", "")  # which --config sets
     result = serfer(*arguments.split())
     assert (result.code, result.out, result.err.count("\n")) == (code, "", 1), result.err

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from serfer.cli.main import app
 from serfer.cli.shared.plan_summary import chosen_line, figures_line, idle_line, in_cache, next_line, others_line
+from serfer.cli.shared.service_options import ask_line
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.costs.pricing import Circumstances, price
 from serfer.core.plan import AS_IS, PARTLY_TIMED, Alternative, Operator, sealed
@@ -188,6 +189,17 @@ def test_split_prints_four_lines_and_explain_the_rest(file, tmp_path):
     assert "a month of 5,000" in second
     assert third.startswith("faster and cheaper without --grids: one function of 1769 MB")
     assert "1 task a query in 1 stage\n" in CliRunner().invoke(app, ["explain", str(tmp_path / "plan")]).output
+
+
+def test_the_line_that_asks_a_service_says_where_labels_and_scores_are_missing(file, tmp_path):
+    for options, missing in (
+        ([], "FILE.txt names classes, --output softmax makes"),
+        (["--output", "softmax"], "classes"),
+    ):
+        split(file, "--out", tmp_path / "plan", *options)
+        said = ask_line("http://localhost", [tmp_path / "plan"]).partition("    # numbers as they are, labels=")[2]
+        assert missing in said, options
+        assert ("logits" in said) == (not options)
 
 
 def test_what_nothing_says_of_images_is_assumed_as_serve_assumes_it(file, tmp_path):

@@ -2,6 +2,7 @@ import hashlib
 import itertools
 import os
 import re
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -181,6 +182,18 @@ def test_a_pip_that_never_ends_is_given_up(tmp_path, monkeypatch):
     with pytest.raises(UnavailableError, match="try again"), assembled(tmp_path / "into" / "it") as directory:
         module.download(make_lock(tmp_path), "python3.13", "x86_64", directory)
     assert list((tmp_path / "into").iterdir()) == []
+
+
+def test_pip_that_is_interrupted_leaves_nothing_in_the_folder_for_temporary_files(tmp_path, monkeypatch):
+    def interrupted(*_, env, **__):
+        (Path(env["TMPDIR"]) / "pip-unpack-1").mkdir()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(module.subprocess, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        module.download(tmp_path / "lock.txt", "python3.13", "x86_64", tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.deploy

@@ -25,7 +25,7 @@ from serfer.cli.shared.terminal import complain, err
 from serfer.control.router import SERVERLESS
 from serfer.control.selection import DEFAULT, make_selector
 from serfer.core.errors import InputError, UsageError
-from serfer.core.plan import Plan
+from serfer.core.plan import ACTIVATIONS, Plan
 from serfer.core.plan.window_plan import check_whole_images
 from serfer.local.server import listen
 from serfer.pipeline.plan_choice import terms
@@ -108,7 +108,10 @@ def ask_line(url: str, directories: Sequence[Path]) -> str:
     plan = load_plan(directories[0]) if directories else None
     if plan is None or plan.preprocess is None:
         return ""
-    return f"next: curl -F image=@photo.jpg '{url}/v1/{'classify' if plan.classifies else 'predict'}'"
+    missing = "" if plan.labels else ", labels=FILE.txt names classes"
+    missing += ", --output softmax makes scores of logits" if plan.activation == ACTIVATIONS[-1] else ""
+    said = f"    # numbers as they are{missing}" if missing and plan.classifies else ""
+    return f"next: curl -F image=@photo.jpg '{url}/v1/{'classify' if plan.classifies else 'predict'}'{said}"
 
 
 def _place(text: str) -> Path:

@@ -174,14 +174,8 @@ def test_address_that_cannot_be_had_is_named():
         raise AssertionError
 
     def start(host, port):
-        nothing = {
-            "header_timeout_s": 1.0,
-            "connections_each": 9,
-            "drain_s": 0.0,
-            "on_drain": lambda: None,
-            "on_started": print,
-        }
-        asyncio.run(serve(app, host=host, port=port, **nothing))
+        nothing = {"header_timeout_s": 1.0, "connections_each": 9, "drain_s": 0.0, "on_drain": lambda: None}
+        asyncio.run(serve(app, host=host, port=port, on_started=print, **nothing))
 
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]

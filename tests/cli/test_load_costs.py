@@ -244,11 +244,7 @@ def test_an_instance_may_be_a_scenarios_as_it_was_measured(whole, log):
             2,
             "the speed of p5.48xlarge is not predicted, only that of c7i",
         ),
-        (
-            ("--log", "LOG", "--scenario", "x.toml", "--slo-ms", "9"),
-            2,
-            "--scenario has an instance and slo_ms of its own",
-        ),
+        (("--log", "LOG", "--scenario", "x.toml", "--slo-ms", "9"), 2, "--scenario has an instance and slo_ms of its"),
         (("--log", "nowhere.log"), 3, "'nowhere.log' cannot be read: No such file or directory"),
         (("--log", "LOG", "--slo-ms", "1e-9"), 2, "--slo-ms"),
         (("--size", "34x34"), 2, "--size and channels describe a network"),

@@ -191,17 +191,6 @@ def test_split_prints_four_lines_and_explain_the_rest(file, tmp_path):
     assert "1 task a query in 1 stage\n" in CliRunner().invoke(app, ["explain", str(tmp_path / "plan")]).output
 
 
-def test_the_line_that_asks_a_service_says_where_labels_and_scores_are_missing(file, tmp_path):
-    for options, missing in (
-        ([], "FILE.txt names classes, --output softmax makes"),
-        (["--output", "softmax"], "classes"),
-    ):
-        split(file, "--out", tmp_path / "plan", *options)
-        said = ask_line("http://localhost", [tmp_path / "plan"]).partition("    # numbers as they are, labels=")[2]
-        assert missing in said, options
-        assert ("logits" in said) == (not options)
-
-
 def test_what_nothing_says_of_images_is_assumed_as_serve_assumes_it(file, tmp_path):
     """And the plan is that of a --preprocess with the same, of which nothing is said."""
     stretched = tmp_path / "stretched.toml"
@@ -212,6 +201,7 @@ def test_what_nothing_says_of_images_is_assumed_as_serve_assumes_it(file, tmp_pa
             f"serfer: assumed: images of small are stretched to {SIZE} x {SIZE} pixels, RGB, their values times 1/255; "
             "preprocess=FILE.toml says what is right (docs/how-to/preprocess.md)\n"
         )
+        assert ask_line("http://x", [tmp_path / "plan"]).endswith("classes, --output softmax makes scores of logits")
         given = split(file, "--out", tmp_path / "given", "--preprocess", stretched, *options)
         assert f"{SIZE} x {SIZE} pixels" in given.stderr
         assert "assumed" not in given.stderr

@@ -34,10 +34,9 @@ _MOST_REASON = 300
 """Characters of why a network does not take some lengths, as the plan keeps it."""
 _FARTHEST = 4
 """By what factor images may be larger, which show how resizings round some sizes."""
-_FEWER = 16
-"""Of lengths for which it is asked how a module goes, those for which it is asked of a file."""
 _UNKNOWN = -MOST_PIXELS
-ONE_A_SIZE = "what it computes depends on the image's size: give the sizes of your images, --size HEIGHTxWIDTH"
+_GIVE_SIZES = "give the sizes of your images, --size HEIGHTxWIDTH"
+ONE_A_SIZE = f"what it computes depends on the image's size: {_GIVE_SIZES}"
 
 
 @dataclass(frozen=True)
@@ -95,19 +94,13 @@ class AnySizeNetwork:
     def _check_way(self, size: tuple[int, int]) -> None:
         if other := self.network.other_way((self.base + self.past,) * 2, size):
             raise ModelError(
-                f"the network looks at the image's size: {size[0]} x {size[1]} pixels {other}; give the sizes of your "
-                "images, --size HEIGHTxWIDTH"
+                f"the network looks at the image's size: {size[0]} x {size[1]} pixels {other}; {_GIVE_SIZES}"
             )
 
     def check_ways(self, lengths: Sequence[int]) -> None:
-        """Raise ModelError where images of such lengths, high, wide or square, go another way than large ones.
-
-        How a file's branches go takes longer to say: of these, fewer lengths are asked for.
-        """
-        base, python = self.base, self.network.source.sized
-        branches = self.network.branched((base, base))[1]
-        for side in lengths[:: 1 if python else -_FEWER] if python or branches else ():
-            for size in ((side, side), (side, base), (base, side), (2 * side, side), (side, 2 * side)):
+        """Raise ModelError where images of such lengths, high, wide or square, go another way than large ones."""
+        for side in lengths if self.network.source.sized else ():
+            for size in ((side, side), (side, self.base), (self.base, side), (2 * side, side), (side, 2 * side)):
                 self._check_way(size)
 
     def axes(self, axis: int) -> tuple[dict[Ending, NetworkAxis], str]:
@@ -177,12 +170,15 @@ def any_size_networks(network: Network, wanted: AnySize) -> tuple[AnySizeNetwork
     Raises ModelError where it looks at more than neighbourhoods and statistics of the whole image.
     """
     try:
-        return _networks(replace(network, by_position=False), wanted)
+        networks = _networks(replace(network, by_position=False), wanted)
     except CannotSplitError as error:
         if not _has_certain_sizes(network, base_size(wanted)):
             raise
         remedy = "windows that depend on where they are have plans for certain sizes: give those of your images"
         raise ModelError(f"{error}; {remedy}, --size HEIGHTxWIDTH") from None
+    if conditions := network.branched((networks[0].base + networks[0].past,) * 2)[1]:
+        raise ModelError(f"which branch of an If runs, by {min(conditions)!r}, is by the size: {_GIVE_SIZES}")
+    return networks
 
 
 def _has_certain_sizes(network: Network, side: int) -> bool:

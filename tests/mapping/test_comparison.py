@@ -1,6 +1,7 @@
 """A map is compared with the network itself, in one piece on parts of the image, before its result is written."""
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import onnx
@@ -98,23 +99,20 @@ def plan_of(folder, weights, scale, offset, last="Identity"):
     return folder / "near"
 
 
-def branching(folder, weights, more_than):
-    """Write a network with an If, and another one in that: it clips images of more pixels, and scales others."""
+def branching(folder, weights, by, outer=0):
+    """Write a network with an If, and another one in that, by what operators make of the image's pixels."""
     graph = Graph()
     first = graph.op("Conv", "image", graph.constant(weights), pads=[1] * 4)
-    size = graph.op("ReduceProd", graph.op("Shape", "image", start=2), keepdims=0)
-    yes, clipped, scaled = Graph(), Graph(), Graph()
-    clipped.op("Relu", first, output="clipped")
-    scaled.op("Sigmoid", first, output="scaled")
-    inner = [
-        helper.make_graph(net.nodes, name, [], [onnx.ValueInfoProto(name=name)])
-        for net, name in ((clipped, "clipped"), (scaled, "scaled"))
-    ]
-    many = graph.op("Greater", size, np.array(more_than))
-    yes.op("If", many, output="yes", then_branch=inner[0], else_branch=inner[1])
-    no = helper.make_graph([helper.make_node("Neg", [first], ["no"])], "no", [], [onnx.ValueInfoProto(name="no")])
-    outer = helper.make_graph(yes.nodes, "yes", [], [onnx.ValueInfoProto(name="yes")])
-    last = graph.op("If", graph.op("Greater", size, np.array(more_than - 1)), then_branch=outer, else_branch=no)
+    size = asked = graph.op("ReduceProd", graph.op("Shape", "image", start=2), keepdims=0)
+    for kind, number in by.items():
+        asked = graph.op(kind, asked, np.array(number))
+
+    def body(kind, given, **branches):
+        node = helper.make_node(kind, [given], [f"by {kind}"], **branches)
+        return helper.make_graph([node], kind, [], [onnx.ValueInfoProto(name=f"by {kind}")])
+
+    inner = body("If", asked, then_branch=body("Relu", first), else_branch=body("Sigmoid", first))
+    last = graph.op("If", graph.op("Greater", size, np.array(outer)), then_branch=inner, else_branch=body("Neg", first))
     graph.op("Conv", last, graph.normal(2, 4, 3, 3), output="map", pads=[1] * 4)
     return graph.save(folder / "branching.onnx", {"map": 2})
 
@@ -252,10 +250,18 @@ def test_windows_that_were_given_other_statistics_are_found(map_of, pooled, monk
     map_of(pooled).ends(1, "the result is wrong")
 
 
+MANY = SIZE[0] * SIZE[1]
+BANDS = {"Div": 1000, "Equal": MANY // 1000}, {"Mod": 700, "Equal": MANY % 700}, {"Equal": MANY}
+
+
 @pytest.mark.exact
-@pytest.mark.parametrize("more_than", [SIZE[0] * SIZE[1] - 1, SIZE[0] * SIZE[1], 10**9])
-def test_parts_go_the_way_of_the_image_where_a_file_branches_by_its_size(map_of, tmp_path, weights, more_than):
-    path = branching(tmp_path, weights, more_than)
+@pytest.mark.parametrize(
+    ("by", "outer"), [({"Greater": MANY - 1}, 0), ({"Greater": MANY}, 0), ({"Less": 0}, 10**9), *product(BANDS, [0])]
+)
+def test_parts_go_the_way_of_the_image_where_a_file_branches_by_its_size(map_of, tmp_path, weights, by, outer):
+    path = branching(tmp_path, weights, by, outer)
+    with pytest.raises(package.ModelError, match="is by the size: give the sizes of your images, --size HEIGHTxWIDTH"):
+        package.map_plan(path, "any", tmp_path / "plan", window=64)
     package.map_plan(path, [SIZE], tmp_path / "plan", window=64)
     found = compared(map_of(tmp_path / "plan"))
     assert found["parts"] >= 4
@@ -265,17 +271,11 @@ def test_parts_go_the_way_of_the_image_where_a_file_branches_by_its_size(map_of,
 
 
 def test_images_that_go_several_ways_are_mapped_and_the_plan_says_that_they_are_not_compared(map_of, tmp_path, weights):
-    path = branching(tmp_path, weights, 48_000)
+    path = branching(tmp_path, weights, {"Greater": 48_000})
     words = "210 x 240 and 96 x 240 pixels go other ways through the network: make a plan for each, --size HEIGHTxWIDTH"
     with pytest.warns(package.PlanWarning, match=words):
         package.map_plan(path, [SIZE, (96, 240)], tmp_path / "plan", window=64)
     assert "or on the image's size" in compared(map_of(tmp_path / "plan"))["skipped"]
-
-
-def test_a_branch_by_the_size_has_no_plan_for_any_size(tmp_path, weights):
-    path = branching(tmp_path, weights, 10**9)
-    with pytest.raises(package.ModelError, match="take other branches of an If; give the sizes of your images, --size"):
-        package.map_plan(path, "any", tmp_path / "plan", window=64)
 
 
 @pytest.mark.parametrize(

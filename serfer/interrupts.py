@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import signal
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any
 
@@ -19,16 +18,18 @@ def signals_held() -> Iterator[Callable[[], None]]:
 
     Python calls handlers between any two instructions of the main thread. An exception that comes just when a lock was
     taken leaves it locked for ever, and a thread that then needs it hangs, as does whoever waits for that thread.
-    Handlers of signals that nobody let through are called at the end. Other threads have none.
+    Handlers of signals that nobody let through are called at the end; of several all are called, whatever they raise.
+    Other threads, and sub-interpreters, have none: nothing is held there.
     """
     handlers: dict[int, Any] = {}
     came: deque[tuple[int, FrameType | None]] = deque()
     held = True
 
     def let_through() -> None:
-        while came:
-            number, frame = came.popleft()
-            handlers[number](number, frame)
+        with ExitStack() as calls:  # it begins with the last
+            while came:
+                number, frame = came.pop()
+                calls.callback(handlers[number], number, frame)
 
     def note(number: int, frame: FrameType | None) -> None:
         came.append((number, frame))
@@ -36,14 +37,18 @@ def signals_held() -> Iterator[Callable[[], None]]:
             let_through()
 
     try:
-        if threading.current_thread() is threading.main_thread():
-            for number in _NUMBERS:
-                if callable(handler := signal.getsignal(number)):
-                    handlers[number] = handler
+        for number in _NUMBERS:
+            if callable(handler := signal.getsignal(number)):
+                handlers[number] = handler
+                try:
                     signal.signal(number, note)
+                except ValueError:  # in another thread than the main one, or a sub-interpreter
+                    del handlers[number]
         yield let_through
     finally:
         held = False
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        let_through()
+        try:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        finally:
+            let_through()

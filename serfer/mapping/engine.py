@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
-from threading import Event, Lock
+from threading import Event, Lock, Thread
 from typing import Any, Protocol
 
 import numpy as np
@@ -138,22 +138,19 @@ class Engine:
 
     def run(self, numbers: Sequence[int]) -> Outcome:
         self._numbers = deque(numbers)
-        self._task.gate.resize(self._task.concurrency)
-        count = min(self._task.concurrency, len(numbers))
-        if not count:
-            return self.outcome
-        with (
-            signals_held() as let_through,  # which might come as this thread holds a lock that the others need
-            ThreadPoolExecutor(count, thread_name_prefix="serfer-map") as threads,
-        ):
-            running = {threads.submit(self._work) for _ in range(count)}
+        self._task.gate.resize(count := self._task.concurrency)
+        threads = [Thread(target=self._work, name="serfer-map", daemon=True) for _ in numbers[:count]]
+        with signals_held() as let_through:  # which might come as this thread holds a lock that the others need
             try:
-                while running:
-                    _, running = wait(running, timeout=_TICK_S)
+                for thread in threads:
+                    thread.start()
+                for _ in _until_ended(threads):
                     let_through()
                     self._watch(self.outcome)
             except BaseException:
                 self._end()
+                for _ in _until_ended(threads):
+                    let_through()  # another signal leaves threads that are stuck
                 raise
         if self._error is not None:
             raise self._error
@@ -328,6 +325,12 @@ class Engine:
             queries = [*self._queries]
         for query in queries:
             query.cancel()
+
+
+def _until_ended(threads: Sequence[Thread]) -> Iterator[None]:
+    while running := [thread for thread in threads if thread.is_alive()]:
+        running[0].join(_TICK_S)
+        yield
 
 
 @dataclass(frozen=True)

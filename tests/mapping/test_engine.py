@@ -1,6 +1,8 @@
 """The threads of a map's windows, whatever comes while they work."""
 
+import os
 import signal
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -26,3 +28,26 @@ def test_an_interrupt_at_any_line_ends_the_threads(monkeypatch):
     for line in range(1, lines):
         with pytest.raises(KeyboardInterrupt):
             run(60.0, line)
+
+
+@pytest.mark.killed
+def test_a_second_interrupt_leaves_threads_that_do_not_end(monkeypatch):
+    monkeypatch.setattr("serfer.mapping.engine._TICK_S", 0.001)
+    engine = Engine(SimpleNamespace(concurrency=1, gate=OfflineGate([])), lambda _: None)
+    freed, threads = threading.Event(), []
+
+    def stuck():
+        threads.append(threading.current_thread())
+        os.kill(os.getpid(), signal.SIGINT)
+        engine._stop.wait(60.0)
+        os.kill(os.getpid(), signal.SIGINT)
+        freed.wait(5.0)
+
+    engine._work = stuck
+    with pytest.raises(KeyboardInterrupt):
+        engine.run([0])
+    [thread] = threads
+    assert thread.is_alive()
+    assert thread.daemon  # so that the process ends without it
+    freed.set()
+    thread.join()

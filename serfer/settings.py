@@ -35,7 +35,6 @@ from serfer.system import processors
 _PREFIX = "SERFER_"
 _FILE = Path("serfer.toml")  # of the working directory
 _FILE_VARIABLE = "SERFER_CONFIG"
-_FILE_NAMED = f"--config or {_FILE_VARIABLE}"
 _left_out: Final[set[str]] = set()
 # Kubernetes sets these in every container next to a service that is called serfer.
 _SERVICE_LINK = re.compile(r"SERFER_(SERVICE_(HOST|PORT\w*)|PORT_\d+_(TCP|UDP|SCTP)\w*)")
@@ -46,12 +45,10 @@ TABLES = (
     *("app-register", "deploy-package", "deploy-warm", "study-replay"),
 )
 """Tables of the file: those of commands, each with the keys that are its options."""
-_KEYS_LISTED = "its --help lists all there are"
 NONE = "none"
 """What `results` and `keys_file` are where there are to be none, whatever a source below says."""
 _ALIKE = 0.75  # of two names, from which on one may have been meant by the other
 _COLLECTORS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-_AWS_ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CA_BUNDLE")
 _IPV6 = r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*"
 _HOST = re.compile(rf"([A-Za-z0-9_][A-Za-z0-9_.-]*|\[{_IPV6}\])(:(?P<port>[0-9]{{1,5}}))?|{_IPV6}")
 _MOST_PORT = 65_535
@@ -427,7 +424,7 @@ def aws_access() -> dict[str, str]:
         "AWS_SECRET_ACCESS_KEY": frozen.secret_key,
         "AWS_SESSION_TOKEN": frozen.token,
         "AWS_DEFAULT_REGION": region,
-        **{name: os.environ.get(name) for name in _AWS_ENDPOINTS},
+        **{name: os.environ.get(name) for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CA_BUNDLE")},
     }
     return {name: value for name, value in variables.items() if value}
 
@@ -493,7 +490,9 @@ def _file() -> tuple[Path | None, dict[str, Any]]:
             named_so = f"give --config {path}, or set {_FILE_VARIABLE}={path}"
             raise InputError(f"{place} {why}: to read {path} all the same, {named_so}")
     try:
-        return path, tomllib.loads(_text(_FILE_NAMED, path) if named else read_text(path, _MOST_BYTES))
+        return path, tomllib.loads(
+            _text(f"--config or {_FILE_VARIABLE}", path) if named else read_text(path, _MOST_BYTES)
+        )
     except (ValueError, RecursionError) as error:  # also of numbers and tables without end
         raise InputError(f"{path}: not TOML: {error}") from error
 
@@ -532,12 +531,9 @@ def _is_built_in(key: str, text: str) -> bool:
     from serfer.control.selection import DEFAULT  # noqa: PLC0415 - same
     from serfer.control.windows import WINDOWS, seconds_in  # noqa: PLC0415 - same
 
-    if key == "route" and text in (*ROUTES, *STUDY):  # a setting of one of STUDY may name code in turn
-        return True
-    if key == "keep_warm" and seconds_in(text) is not None:
-        return True
-    names = {"route": POLICIES, "keep_warm": WINDOWS, "selector": (DEFAULT,)}
-    return text.partition(":")[0] in names[key]
+    if text in (*ROUTES, *STUDY) if key == "route" else key == "keep_warm" and seconds_in(text) is not None:
+        return True  # a setting of one of STUDY may name code in turn
+    return text.partition(":")[0] in {"route": POLICIES, "keep_warm": WINDOWS, "selector": (DEFAULT,)}[key]
 
 
 def leave_out(keys: Iterable[str]) -> None:
@@ -594,7 +590,8 @@ def unknown_key(kind: type[Options], key: str) -> str:
     near = next(iter(get_close_matches(key, names, n=1, cutoff=_ALIKE)), None)
     if near == key and names[key].default is MISSING:
         return f"{key} is given on the command's line alone"
-    return f"{key!r:.80} is not a key of the command: {f'did you mean {names[near].name}?' if near else _KEYS_LISTED}"
+    meant = f"did you mean {names[near].name}?" if near else "its --help lists all there are"
+    return f"{key!r:.80} is not a key of the command: {meant}"
 
 
 def is_secret(name: str) -> bool:
@@ -655,12 +652,10 @@ def _left(values: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 def unknown_settings() -> str | None:
     """Return a line about SERFER_* variables that set nothing, with the nearest name of each; None where all are known.
 
-    Keys of commands are not looked at: each command refuses those of its own that it does not know.
-
-    On the command line it is an error; in AWS a warning, since a function's environment may be older than its code.
+    Keys of commands are not looked at: each command refuses those of its own that it does not know. On the command
+    line it is an error; in AWS a warning, since a function's environment may be older than its code.
     """
-    known = {name.upper() for kind in (Settings, DriverSettings) for name in kind.model_fields}
-    known.add(_FILE_VARIABLE.removeprefix(_PREFIX))
+    known = {name.upper() for kind in (Settings, DriverSettings) for name in (*kind.model_fields, "config")}
     ours = (name for name in os.environ if name.upper().startswith(_PREFIX))
     given = sorted(name for name in ours if not _SERVICE_LINK.fullmatch(name) and _table_of(name) is None)
     near = {

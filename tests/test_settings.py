@@ -159,16 +159,7 @@ class TestFile:
         table = partial(command_keys, ServeCommand)
         readers = {"cache_dir": [load_settings], "selector": [table]}.get(key, [load_settings, table])
         words = f"^serfer.toml: {key} may make code run, .* --config serfer.toml$"
-        for text in (
-            r"d\ne.py:A",
-            "pk:A:a=1",
-            "pk:9A",
-            "pk:A.x",
-            "auto:x",
-            "mark:forecaster=pk:A",
-            "infas",
-            "lsth.x:y",
-        ):
+        for text in (r"d\ne.py:A", "pk:A:a=1", "pk:9A", "pk:A.x", "auto:x", "mark:trace=pk:A", "infas", "lsth.x:y"):
             (tmp_path / "serfer.toml").write_text(f'{key} = "{text}"\n[serve]\n{key} = "{text}"')
             for read in readers:
                 with pytest.raises(InputError, match=words):

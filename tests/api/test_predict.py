@@ -104,13 +104,7 @@ def test_maps_are_refused_where_nothing_is_kept(plans, forks):
     with served({"maps": plans["maps"]}, forks=forks) as url, httpx.Client(base_url=url, timeout=PATIENCE) as http:
         refused = ask(http, "maps")
     assert refused.status_code == 422
-    for words in (
-        "[5, 34, 34] float32",
-        "of several channels",
-        "(--results)",
-        "/v2/models/maps/infer",
-        "reduce=argmax",
-    ):
+    for words in ("[5, 34, 34] float32", "of several channels", "--results", "/v2/models/maps/infer", "reduce=argmax"):
         assert words in refused.json()["detail"]
 
 

@@ -55,7 +55,7 @@ def samples():
     rgba = Image.fromarray(values)
     rgb, grey, palette = rgba.convert("RGB"), rgba.convert("L"), rgba.convert("RGB").quantize(16)
     deep = Image.fromarray(values[..., 0].astype(np.uint16) * 257)
-    little, big = exif("<"), exif(">")
+    bits, little, big = grey.convert("1"), exif("<"), exif(">")
     compressions = ("tiff_lzw", "tiff_adobe_deflate", "packbits", "jpeg", None)
     fax = [(rgb.convert("1"), {"compression": name}) for name in ("group3", "group4", "tiff_ccitt")]
     made = {
@@ -65,12 +65,7 @@ def samples():
             (rgb.convert("CMYK"), {}),
             (grey, {}),
         ],
-        "PNG": [
-            (rgba, {"exif": little}),
-            (palette, {"transparency": 3}),
-            (deep, {"exif": big}),
-            (grey.convert("1"), {}),
-        ],
+        "PNG": [(rgba, {"exif": little}), (palette, {"transparency": 3}), (deep, {"exif": big}), (bits, {})],
         "GIF": [(palette, {}), (palette, {"save_all": True, "append_images": [grey], "transparency": 1}), (grey, {})],
         "WEBP": [(rgba, {"lossless": True, "exif": little}), (rgb, {"exif": big}), (rgba, {})],
         "BMP": [(rgb, {}), (palette, {}), (grey.convert("1"), {}), (rgba, {})],

@@ -94,15 +94,11 @@ def test_each_image_is_answered_as_a_query_would_be_and_any_driver_has_the_resul
         assert (found["answered"], found["failed"], found["paused"]) == (3, 1, "")
         reply = other.get(f"{location}/results")
         assert reply.headers["content-type"].startswith("application/jsonl")
-        lines = [json.loads(line) for line in reply.text.splitlines()]
-        assert [line["images"][0]["name"] for line in lines] == [
-            "june/a.png",
-            "june/more/b.png",
-            "june/more/broken.png",
-        ]
+        said = [json.loads(line) for line in reply.text.splitlines()]
+        assert [line["images"][0]["name"] for line in said] == ["june/a.png", "june/more/b.png", "june/more/broken.png"]
         one = http.post("/v1/classify?top_k=2", files={"image": ("a.png", png(seed=1))}).json()
-        assert lines[0]["images"][0]["predictions"] == one["images"][0]["predictions"]
-        assert "broken.png" in lines[2]["error"]
+        assert said[0]["images"][0]["predictions"] == one["images"][0]["predictions"]
+        assert "broken.png" in said[2]["error"]
         assert other.delete(location).status_code == 204
         assert http.get(location).status_code == http.get(f"{location}/results").status_code == 404
 

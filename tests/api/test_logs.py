@@ -116,12 +116,8 @@ class TestRequestLines:
 def sensitive_requests(http):
     """Yield requests with the secret in every place where a client can put one."""
     plain = base64.b64encode(png()).decode()
-    for name, data, part in (
-        (f"{WORD}.png", png(), "image"),
-        (f"{WORD}.png", png()[:200], "image"),
-        (WORD, png(), WORD),
-    ):
-        yield http.post("/v1/classify", files={part: (name, data, "image/png")})
+    for name, data, at in ((f"{WORD}.png", png(), "image"), (f"{WORD}.png", png()[:200], "image"), (WORD, png(), WORD)):
+        yield http.post("/v1/classify", files={at: (name, data, "image/png")})
     for document in ({"images": [{"data": data, "name": WORD}]} for data in (plain, WORD)):
         yield http.post("/v1/classify", json=document)
     yield http.post("/v1/classify", json={WORD: WORD})

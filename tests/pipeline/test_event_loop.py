@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 
 from serfer.core.errors import UsageError
+from serfer.interrupts import signals_held
 from serfer.pipeline.event_loop import LoopThread, RunningLoop, result_of, run
 from tests.support.signals import signalled
 
@@ -174,3 +175,31 @@ def test_waiting_for_the_own_loop_is_refused(loop):
     loop.wait(wait(lambda: loop))
     loop.close()
     run(wait(RunningLoop))
+
+
+@pytest.mark.killed
+def test_all_signals_reach_their_handlers_though_the_first_raises():
+    came = []
+
+    def interrupt(number, _frame):
+        came.append(number)
+        raise KeyboardInterrupt
+
+    numbers = [signal.SIGINT, signal.SIGINT, signal.SIGTERM]
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with pytest.raises(KeyboardInterrupt), signals_held() as let_through:  # noqa: PT012 - a block is what is tested
+            for number in numbers:
+                signal.raise_signal(number)
+            let_through()
+        assert {signal.getsignal(number) for number in before} == {interrupt}
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert came == numbers
+
+
+def test_interpreter_that_may_handle_no_signals_holds_none():
+    block = "from serfer.interrupts import signals_held\nwith signals_held() as let_through:\n    let_through()"
+    code = f"import sys\nsys.path[:] = {sys.path}\n{block}"
+    assert pytest.importorskip("_testcapi").run_in_subinterp(code) == 0

@@ -73,13 +73,8 @@ def test_security_groups_allow_only_listed_egress():
             for rule in group["Properties"]["SecurityGroupEgress"]
         ]
         outward += [
-            (
-                rule["Properties"]["GroupId"]["Ref"],
-                "tcp",
-                rule["Properties"]["ToPort"],
-                rule["Properties"].get("CidrIp"),
-            )
-            for rule in of_type(source, "AWS::EC2::SecurityGroupEgress").values()
+            (rule["GroupId"]["Ref"], "tcp", rule["ToPort"], rule.get("CidrIp"))
+            for rule in (found["Properties"] for found in of_type(source, "AWS::EC2::SecurityGroupEgress").values())
         ]
         wide = [rule for rule in outward if rule[3] not in {None, "127.0.0.1/32"}]
         keeps = "ResultsBucket" in source["Resources"]

@@ -112,11 +112,7 @@ WAYS_OF_LARGE = ({"weights": "auto"}, {"weights": "auto", "max_loss": 0.05})
             pytest.param("alexnet", way, marks=pytest.mark.slow if way == WAYS_OF_LARGE[0] else pytest.mark.weekly)
             for way in FEWER_WAYS
         ),
-        *(
-            pytest.param(name, way, marks=pytest.mark.weekly)
-            for name in ("vgg16", "resnet152")
-            for way in WAYS_OF_LARGE
-        ),
+        *(pytest.param(net, way, marks=pytest.mark.weekly) for net in ("vgg16", "resnet152") for way in WAYS_OF_LARGE),
     ],
     ids=str,
 )

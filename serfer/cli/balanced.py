@@ -197,10 +197,10 @@ def _service(
 
 
 def _print_ready(application: str | None, stack: dict[str, object]) -> None:
-    asked, url = f"application={application}" if application else "top_k=5", stack["url"]
+    asked, url = f"?application={application}" if application else "", stack["url"]
     out.print(f"ready at {url}")
     out.print(f"  page   {url}/")
-    out.print(f"  ask    curl -F image=@cat.jpg '{url}/v1/predict?{asked}' (with keys: -H 'X-API-Key: ...')")
+    out.print(f"  ask    curl -F image=@cat.jpg '{url}/v1/predict{asked}' (with keys: -H 'X-API-Key: ...')")
     out.print("Ctrl-C stops everything")
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from serfer.cli.balanced import _Lines, _passed_on
+from serfer.cli.balanced import _Lines, _passed_on, _print_ready
 from serfer.cli.main import COMMANDS
 from serfer.cli.shared import schema
 from serfer.cli.shared.lazy import make_typer_command
@@ -193,6 +193,11 @@ def test_settings_of_a_line_are_those_of_all_that_the_command_does(called):
 def test_drivers_get_what_the_balancer_was_given(called):
     own = ["--app=demo", "--app=results", "--registry=r", "--route=random", "--keys=k.json", "--set=queue=1"]
     assert {*_passed_on(called("serve", *own, "--set=size=1x1", "--drivers=2").context)} == {*own}
+
+
+def test_a_balancer_prints_a_request_that_any_network_answers(capsys):
+    _print_ready(None, {"url": "http://a:1"})
+    assert "'http://a:1/v1/predict' " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("name", "setting"), [("serve", "results"), ("serve", "keys_file"), ("instance", "keys_file")])

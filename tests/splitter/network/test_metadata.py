@@ -23,13 +23,7 @@ from tests.splitter.models import Net, saved, split_error, unsplit, worst_error
 
 SHAPE = (1, 3, 320, 320)
 NAMES = str(dict(enumerate(["person", "traffic light", "d'Artagnan", 'the "best"'])))
-ULTRALYTICS = {
-    "task": "detect",
-    "stride": "32",
-    "names": NAMES,
-    "imgsz": "[320, 320]",
-    "description": "Ultralytics YOLO",
-}
+ULTRALYTICS = {"task": "detect", "stride": "32", "names": NAMES, "imgsz": "[320, 320]", "description": "Ultralytics"}
 DETECTOR = Preprocess(None, "opencv-bilinear", "RGB", 1 / 255, (0.0,) * 3, (1.0,) * 3, Pad("centre", 114))
 TEXTS = st.text(st.characters(exclude_categories=["C"]), min_size=1, max_size=20)
 

@@ -110,6 +110,10 @@ class SizedExports:
         self.made.append((size, made))
         return made
 
+    def named_lengths(self) -> set[int]:
+        numbers = [{0, *(int(n) for n in c.atoms() if n.is_Integer)} for _, e in self.made for c in e.guards.conditions]
+        return {one + other for several in numbers for one, other in product(several, repeat=2)}
+
     def _beside(self, size: Size) -> str:
         for (height, width), export in self.made:
             broken = export.guards.broken(size)

@@ -93,12 +93,13 @@ def check_middle(graphs: SizeGraphs, sides: Sequence[tuple[RuledAxis, RuledAxis]
         down, across = _spans(rows, side[0].rule), _spans(cols, side[1].rule)
         check_alike(graph, *down, across[0], rows=True)
         check_alike(graph, *across, down[0], rows=False)
-    if network.network.number is not None:
-        return  # a pass goes the way of the map
+    if network.network.number is not None or (sized := network.network.source.sized) is None:
+        return  # a pass goes the way of the map, and a file has no other
     ends = [(end.least, axis_side.rule.unit) for axis_side in sides[-1] for end in axis_side.rule.ends]
     lengths = sorted({least + more * unit for least, unit in ends for more in range(_LENGTHS)})
+    near = [n for n in sized.named_lengths() if all(axis_side.rule.at(n) for axis_side in sides[-1])]
     doubled = (network.base << power for power in range((MOST_PIXELS // network.base).bit_length()))
-    network.check_ways((*lengths[:: max(1, len(lengths) // (2 * _LENGTHS))], *doubled))
+    network.check_ways((*near, *lengths[:: max(1, len(lengths) // (2 * _LENGTHS))], *doubled))
 
 
 def _spans(axis: NetworkAxis, rule: AxisRule) -> tuple[AxisSpans, AxisWindows]:

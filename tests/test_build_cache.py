@@ -28,6 +28,10 @@ OF_BEFORE = (  # files that tell an entry of a version that did not mark its ent
     [f"f{KEY[1:]}/serfer/lambdas/handler.py", f"f{KEY[1:]}/onnxruntime/__init__.py"],
     [f"driver-python3.12-x86_64-{KEY}/digest", f"driver-python3.12-x86_64-{KEY}/layer/python/six.py"],
 )
+OF_OTHERS = (
+    *("uploads/visit/photo.jpg", "plans/x/plan.json", "plan.json", f"plans/x/{KEY}", f"plans/net-{KEY}/photo.jpg"),
+    *(f"layers/resnet-{COMMIT}/plan.json", f"wheels/{COMMIT}/x", f"weights/{4 * KEY}"),
+)
 
 
 def paths(root):
@@ -70,13 +74,7 @@ def test_forget_unused_removes_files_by_their_digest_where_we_made_the_folder(tm
     assert left(tmp_path / "of others") == {*BY_DIGEST}
 
 
-@pytest.mark.parametrize(
-    "entry",
-    [
-        *("uploads/visit/photo.jpg", "plans/x/plan.json", "plan.json", f"plans/x/{KEY}", f"plans/net-{KEY}/photo.jpg"),
-        *(f"layers/resnet-{COMMIT}/plan.json", f"wheels/{COMMIT}/x", f"weights/{4 * KEY}"),
-    ],
-)
+@pytest.mark.parametrize("entry", OF_OTHERS)
 def test_cache_in_a_directory_with_other_things_is_refused_and_touches_nothing(tmp_path, entry):
     write(tmp_path, [entry])
     before = paths(tmp_path)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
 from serfer.core.errors import UnavailableError, UsageError
+from serfer.core.ownership import check_owner
 from serfer.files import lies_inside
 from serfer.registry.registry import Registry
 from serfer.s3 import is_bucket
@@ -72,6 +73,7 @@ def _in_directory(root: Path, *, create: bool) -> RegistryStore:
             if foreign and not (root / MARK).exists():
                 raise UsageError(f"{root} is not empty and not a registry: give an empty or a new directory")
             (root / PARTS).mkdir(mode=0o700, exist_ok=True)
+        check_owner(root)
         return RegistryStore(LocalStore(root), str(root), root)
     except (OSError, BaseError) as error:
         raise UnavailableError(f"the registry {root} cannot be used: {getattr(error, 'strerror', error)}") from error

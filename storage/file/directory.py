@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from serfer.core.errors import StoreUnavailableError, UsageError
+from serfer.core.ownership import check_owner
 from serfer.storage.file.inbox import expiry_ns
 
 NS = 1_000_000_000
@@ -33,9 +34,8 @@ _OURS = re.compile(r"[^#]*=|[^#]*\+|#[0-9a-f]{16}")
 class Directory:
     """Paths under `root`, and what keeps processes that share them apart.
 
-    Raises:
-        UsageError: `root` holds something else.
-        StoreUnavailableError: it cannot be made or read.
+    Raises UsageError where `root` holds something else or another user may plant in it, StoreUnavailableError where it
+    cannot be made or read.
     """
 
     def __init__(self, root: Path, clock: Callable[[], float] = time.time) -> None:
@@ -43,6 +43,7 @@ class Directory:
         self._clock = clock
         with self.reached():
             root.mkdir(0o700, parents=True, exist_ok=True)
+            check_owner(root)
             # The lock is looked for last: another process that opens it now makes the lock before anything else.
             if any(root.iterdir()) and not (root / _LOCK).exists():
                 raise UsageError(f"{root} is not empty and not a file store: give an empty or a new directory")

@@ -209,22 +209,18 @@ def test_another_class_is_wrong_unless_its_score_is_as_large(map_of, classes, al
     map_of(classes, "--overwrite").ends(1, "pixels have another class), most so in window 4")
 
 
-STEP = 6e-8  # of float32 below 1, from which ONNX Runtime's sigmoid takes what is left
-FAINT = 1e-4, -11, "Sigmoid"  # 2e-5, to a hundredth of that: rounding is a tenth of their range
+STEP, FAINT = 6e-8, (1e-4, -11, "Sigmoid")  # a float32 step below 1; 2e-5, of whose range rounding is a tenth
+NEAR = (
+    *((FAINT, 2 * STEP, 0), (FAINT, 100 * STEP, 1), ((4e-5, 10), 3e-5, 1), ((4e-5, 1000), 9e-4, 1)),
+    *(((4e-5, 1000), 6.2e-5, 0), ((0.0, 3), 4 * STEP, 0), ((0.0, 3), 1e-5, 1), ((0.0, 0), 1e-9, 0)),
+)
 
 
 @pytest.mark.exact
-@pytest.mark.parametrize(
-    ("near", "far", "code"),
-    [
-        *((FAINT, 2 * STEP, 0), (FAINT, 100 * STEP, 1), ((4e-5, 10), 3e-5, 1), ((4e-5, 1000), 9e-4, 1)),
-        *(((4e-5, 1000), 6.2e-5, 0), ((0.0, 3), 4 * STEP, 0), ((0.0, 3), 1e-5, 1), ((0.0, 0), 1e-9, 0)),
-    ],
-)
+@pytest.mark.parametrize(("near", "far", "code"), NEAR)
 def test_rounding_is_no_difference_where_values_are_nearly_alike(map_of, tmp_path, weights, altered, near, far, code):
     altered(4, lambda values: values + np.float32(far))
-    done = map_of(plan_of(tmp_path, weights, *near))
-    assert done.code == code, done.err
+    map_of(plan_of(tmp_path, weights, *near)).ends(code)
 
 
 @pytest.mark.exact

@@ -72,6 +72,7 @@ def test_parts_are_chunks_of_an_array_that_zarr_opens(tmp_path):
     with ResultParts.create_or_resume(tmp_path / "parts", JOB, described) as parts:
         for number, rect in enumerate(parts.rects):
             parts.put(number, values[:, *rect.slices])
+        assert (tmp_path / "parts").stat().st_mode & 0o777 == 0o700
         stored = zarr.open_array(tmp_path / "parts", mode="r")
         assert (stored.shape, stored.chunks, stored.attrs["job"]) == ((1, 2, 9, 8), (1, 2, 3, 4), JOB)
         rows = [0, 1, 2, 3, 4, 6, 7]  # of 3, 3 and 3, of which 3, 2 and 2 are the result's

@@ -317,7 +317,7 @@ def _delete(directory: Path) -> None:
 
 def _make(directory: Path) -> None:
     try:
-        directory.mkdir(exist_ok=True)
+        directory.mkdir(0o700, exist_ok=True)
         names = [path.name for path in directory.iterdir()]
     except (FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
@@ -333,7 +333,7 @@ def _locked(directory: Path, name: str = "") -> int:
     """
     path = directory / _LOCK
     while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if path.exists() and path.stat().st_ino == os.fstat(fd).st_ino:

@@ -39,7 +39,7 @@ _left_out: Final[set[str]] = set()
 # Kubernetes sets these in every container next to a service that is called serfer.
 _SERVICE_LINK = re.compile(r"SERFER_(SERVICE_(HOST|PORT\w*)|PORT_\d+_(TCP|UDP|SCTP)\w*)")
 _LINKED_PORT = re.compile(r"(tcp|udp|sctp)://.*")
-_LISTED = "without it, serfer serve --show-config lists all there are; keys of a command stand in its table, as [serve]"
+_LISTED = "without it, serfer serve --show-config lists all there are"
 TABLES = (
     *("serve", "instance", "classify", "predict", "run", "map-plan", "map", "split", "explain", "verify", "cost"),
     *("app-register", "deploy-package", "deploy-warm", "study-replay"),
@@ -503,7 +503,7 @@ def _meant(key: str, value: object) -> str:
     if isinstance(value, dict):
         known, names, form = [*TABLES], [key, f"{key}-{next(iter(value), '')}"], "[{}]"
     near = next((near for name in names for near in get_close_matches(name, known, n=1, cutoff=_ALIKE)), None)
-    return f"did you mean {form.format(near)}?" if near else _LISTED
+    return f"did you mean {form.format(near)}?" if near else f"{_LISTED}; a command's keys stand in its table, [serve]"
 
 
 def _refuse(path: Path | None, key: str, value: object, prefix: str) -> None:

@@ -132,7 +132,7 @@ class TestFile:
         ("content", "words"),
         [
             ("prot = 1", "^serfer.toml: 'prot' is not a setting: did you mean port\\?$"),
-            ("labels = 'a.txt'", "'labels' is not a setting: .* keys of a command stand in its table, as .serve.$"),
+            ("labels = 'a.txt'", "'labels' is not a setting: .* a command's keys stand in its table, .serve.$"),
             ("[quux]\nport = 1", "^serfer.toml: 'quux' is not a setting: without it, serfer serve --show-config lists"),
             ("drivers = true", "^serfer.toml: drivers: Input should be a number, not true or false$"),
             ("max_usd_per_hour = true", "^serfer.toml: max_usd_per_hour: .*a number, not true or false$"),

@@ -236,7 +236,7 @@ class Command:
         left = {path.name for path in self.cache.iterdir()} - self.cached
         known = {".serfer-cache", "plans", "functions", "dependencies", "runtime", "weights", "results", "variants"}
         assert left <= known | {"registrations"}
-        assert [path for path in self.cache.glob("*/.*") if path.suffix != ".lock"] == []
+        assert [path for path in self.cache.glob("*/.*") if not path.name.endswith((".lock", ".serfer-cache"))] == []
         return result
 
 

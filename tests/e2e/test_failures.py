@@ -104,7 +104,7 @@ REFUSED = [
     ("split small.onnx --out out --set reduce=max", 2, "--reduce is argmax"),
     ("split small.onnx --out out --set gang=always --store s3", 2, "in s3: use --set gang=never"),
     ("split small.onnx --out out --whole --grids 2x2 --set max_tiles=2", 2, "leave out --grids, max_tiles"),
-    ("split net.py:make --out out", 2, "give --size HEIGHTxWIDTH"),
+    ("split net.py:make --out out", 3, "net.py does not exist: give the Python file that has make()"),
     ("run rocket.jpg --plan nothing --out out", 3, "nothing is not a plan directory"),
     ("run rocket.jpg --plan PLAN --out broken.jpg", 3, "folder"),
     ("run rocket.jpg rocket.jpg --plan PLAN --out out", 2, "same files"),

@@ -85,6 +85,7 @@ def opened_with(tiled, monkeypatch):
 
 
 @pytest.mark.exact
+@pytest.mark.filterwarnings("ignore:reduce is for one output")
 @pytest.mark.parametrize("grid", [pytest.param("1", marks=pytest.mark.weekly), "3x2", "4x4"])
 def test_kept_answers_equal_carried_ones_bit_for_bit(tmp_path, url, grid):
     plan = split_dense(tmp_path, grids=grid, reduce="argmax", resize_output=(27, 41))

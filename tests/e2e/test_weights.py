@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -73,17 +73,14 @@ def test_weights_are_kept_by_their_digest_and_replaced_where_damaged(place, tmp_
     directory = place("fetched")
     plan = load_plan(directory)
     names = {stage.functions[0].weights.sha256 for stage in plan.stages}
-    old, foreign = tmp_path / "weights" / ("0" * 64), tmp_path / "weights" / ("1" * 64)
+    old, foreign, mark = (tmp_path / "weights" / name for name in ("0" * 64, "1" * 64, ".serfer-cache"))
     old.parent.mkdir()
-    for path, age_s in ((old, 8 * 86_400), (foreign, 0)):
+    for path, age_s in ((old, 8 * 86_400), (foreign, 0), (mark, 0)):
         path.write_bytes(b"x")
         os.utime(path, (path.stat().st_mtime - age_s,) * 2)
-    both = [threading.Thread(target=keep_weights, args=(plan, directory, tmp_path)) for _ in range(2)]
-    for thread in both:
-        thread.start()
-    for thread in both:
-        thread.join()
-    assert {path.name for path in old.parent.iterdir()} == names | {foreign.name}
+    with ThreadPoolExecutor(2) as both:
+        list(both.map(lambda _: keep_weights(plan, directory, tmp_path), range(2)))
+    assert {path.name for path in old.parent.iterdir()} == names | {foreign.name, mark.name}
     entry = old.parent / plan.stages[0].functions[0].weights.sha256
     whole = entry.read_bytes()
     kept = entry.stat().st_ino

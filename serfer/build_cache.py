@@ -1,6 +1,6 @@
 """The cache: a directory of our own, with entries built once, published whole by a rename, removed after a week unused.
 
-Nothing is removed unless it is proved ours: a directory by a mark in it, a file by its name and its folder.
+Only what is known as ours is removed: a directory by a mark or content, a file by its folder, either by `.serfer-`.
 After a day where the disk has less than a tenth free: a week's builds may take more than that has.
 
 A cache that cannot be written, as in a container image, serves the entries that it has.

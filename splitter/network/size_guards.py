@@ -112,7 +112,7 @@ class SizedExports:
 
     def named_lengths(self) -> set[int]:
         numbers = [{0, *(int(n) for n in c.atoms() if n.is_Integer)} for _, e in self.made for c in e.guards.conditions]
-        return {one + other for several in numbers for one, other in product(several, repeat=2)}
+        return {first + second for named in numbers for first, second in product(named, repeat=2)}
 
     def _beside(self, size: Size) -> str:
         for (height, width), export in self.made:

@@ -31,8 +31,9 @@ instance = parts(
 maps = parts(
     "Measure maps of images that no function holds.",
     {
-        "large": ("mapping.command:command", "serfer map on a large image: exactness, time, memory, kills."),
+        "large": ("mapping.command:command", "serfer map on a large image: time and memory."),
         "page": ("mapping.demonstration:command", "A page's text, exact and in SAHI's and MONAI's windows."),
+        "engines": ("mapping.engines:command", "serfer map beside Dask, Ray and concurrent.futures."),
     },
 )
 COMMANDS = {

@@ -291,7 +291,7 @@ def metrics() -> Iterator[str]:
     controller: Any = SimpleNamespace(
         status=status, changes=counts, troubles=counts, decider=SimpleNamespace(troubles=counts)
     )
-    service: Any = SimpleNamespace(admission=admission, draining=False)
+    service: Any = SimpleNamespace(admission=admission, draining=False, restarts=0)
     running: Any = SimpleNamespace(pool=pool, controller=controller)
     load = EngineSignals(0, 0, 0, 0, 0.0, 1.0, 1, 0.0, 0.0)
     state = ModelState("loaded", 0, 0, None, 0, 0, 0.0, "", load)

@@ -18,17 +18,24 @@ from serfer.core.units import FLOAT_BYTES, MS_PER_S
 
 MOST_IMAGES = 16
 _MACS_PER_WEIGHT = 8.0  # above that, an image's own arithmetic takes longer than reading the weights
+_READ_BYTES_PER_S = 10e9  # of weights from memory, assumed: reading then takes as long as the arithmetic above
 _SPARE_SHARE = 0.5  # of the time that a query has to spare: predictions are not promises
 
 
 def batchable(stage: Stage) -> bool:
     """Return whether a batch costs a stage little more than one image.
 
-    It does for an untiled stage, and for columns of vectors, if they do few multiplications with each weight.
+    It does for an untiled stage, and for columns of vectors, if they do few multiplications with each weight. Nobody
+    counts those of what runs as it is given: there an image's predicted time is at most twice that of reading weights.
     """
     vectors = all(shape.flat for shape in stage.outputs)
-    weights = sum(function.bytes for function in stage.functions) / FLOAT_BYTES  # small ones stand in the graph
-    return (stage.grid.tiles == 1 or vectors) and stage.macs <= _MACS_PER_WEIGHT * weights
+    weight_bytes = sum(function.bytes for function in stage.functions)  # small ones stand in the graph
+    if stage.macs:
+        few = stage.macs <= _MACS_PER_WEIGHT * weight_bytes / FLOAT_BYTES
+    else:
+        image_ms = sum((tile.serial_ms or 0.0) + (tile.parallel_ms or 0.0) for tile in stage.tiles)
+        few = image_ms <= 2 * MS_PER_S * weight_bytes / _READ_BYTES_PER_S
+    return few and (stage.grid.tiles == 1 or vectors)
 
 
 @dataclass(frozen=True)
@@ -78,9 +85,6 @@ def plan_batching(plan: Plan, memory_per_vcpu: int, concurrency: int, most: int 
 
 
 def _image_s(stage: Stage, tile: Tile, memory_per_vcpu: int) -> float:
-    """Return a tile's predicted compute for one image: more than one image more adds, as weights are read once.
-
-    0 for a plan without explanation.json, of which nothing is predicted.
-    """
+    """More than one image more adds, as weights are read once; 0 where no explanation.json predicts anything."""
     granted = vcpus(stage.memory_mb, memory_per_vcpu)
     return float(compute_seconds(tile.serial_ms or 0.0, tile.parallel_ms or 0.0, granted)) / MS_PER_S

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar
 
 from serfer.core.errors import StoreUnavailableError
 from serfer.core.keys import ResultPlace, StoreCounts
+from serfer.core.plan import Plan
 from serfer.core.plan.preprocess import Levels
-from serfer.core.run_machine import LOST, Retry, StageRun
-from serfer.core.wire import Buffer, Crop, WarmUpAnswer
+from serfer.core.run_machine import LOST, WRONG_ANSWER, Failure, FailureKind, Retry, StageRun
+from serfer.core.wire import Buffer, Crop, Report, Task, WarmUpAnswer
 
+_Made_co = TypeVar("_Made_co", covariant=True)
 TTL_MARGIN_S = 60.0  # a task that outlives its query may still write; its keys expire this long after
 
 
@@ -111,6 +112,9 @@ class Overheads:
         return Overheads(*(getattr(self, item.name) + getattr(other, item.name) for item in fields(self)))
 
 
+NO_OVERHEADS = Overheads()
+
+
 @dataclass(frozen=True)
 class Answer:
     """A query's end, and what is known of every stage, since the last restart if there was one.
@@ -147,6 +151,18 @@ class Driver(Protocol):
         ...
 
 
+class TaskWork(Protocol[_Made_co]):
+    """What a query of one task has done in the thread of its task, before it and after it."""
+
+    def crop(self) -> Crop:
+        """Return the task's input; what it raises ends the query."""
+        ...
+
+    def make(self, answer: Answer) -> _Made_co:
+        """Return what its caller makes of the answer; what it raises ends the query."""
+        ...
+
+
 class QueryRun(Protocol):
     """One run of a query, with keys of its own."""
 
@@ -157,7 +173,9 @@ class QueryRun(Protocol):
         """Run it to its end; raises one of LOST where some of its pieces were lost or altered."""
         ...
 
-    async def clean_up(self) -> None: ...
+    async def clean_up(self) -> None:
+        """Delete its keys, once nothing writes any more."""
+        ...
 
 
 class QueryDriver:
@@ -166,25 +184,15 @@ class QueryDriver:
     def __init__(self, retry: Retry) -> None:
         self._restarts = retry.restarts
         self._cleanups: set[asyncio.Task[None]] = set()
-        self._running: set[asyncio.Task[Any]] = set()  # those that a query runs in
-
-    @contextmanager
-    def _cancel_on_close(self) -> Iterator[None]:
-        running = cast("asyncio.Task[Any]", asyncio.current_task())
-        self._running.add(running)
-        try:
-            yield
-        finally:
-            self._running.discard(running)
+        self.running: set[asyncio.Future[Any]] = set()  # what a query waits for, or the task that it runs in
 
     async def _until_answered(
         self, begin: Callable[[], QueryRun], discard: Callable[[], Coroutine[Any, Any, None]] | None = None
     ) -> Answer:
-        """Run a query, and restart it whenever the store has lost or altered what its tasks had written.
-
-        Where it fails, `discard` is done once nothing of it writes any more: restarts write to one result.
-        """
-        overheads, cleanups = Overheads(), list[asyncio.Task[None]]()
+        """Where it fails, `discard` is done once nothing of it writes any more: restarts write to one result."""
+        overheads, cleanups, running = NO_OVERHEADS, list[asyncio.Task[None]](), asyncio.current_task()
+        assert running is not None  # noqa: S101 - a coroutine that runs is in a task
+        self.running.add(running)
         try:
             while True:
                 query = begin()
@@ -204,13 +212,15 @@ class QueryDriver:
             if discard is not None:
                 self._delete_later(_after(cleanups, discard))
             raise
+        finally:
+            self.running.discard(running)
 
     async def close(self) -> None:
         """Cancel the queries in flight, and wait until all that they and others left behind is deleted."""
-        for running in self._running:
-            running.cancel()
-        if self._running:
-            await asyncio.wait([*self._running])
+        while self.running:  # what one waited for may have come: it then goes on
+            for running in self.running:
+                running.cancel()
+            await asyncio.wait([*self.running])
         while cleanups := [*self._cleanups]:
             await asyncio.gather(*cleanups)
             self._cleanups.difference_update(cleanups)  # from Python 3.12 on, gathering what is done runs no callbacks
@@ -226,3 +236,23 @@ async def _after(cleanups: Sequence[asyncio.Task[None]], discard: Callable[[], C
     if cleanups:
         await asyncio.wait(cleanups)
     await discard()
+
+
+def check_report(plan: Plan, task: Task, report: Report) -> Report | Failure:
+    """Return a task's report, or a failure that says what of it is not the plan's."""
+    stages = range(task.stage, task.gang.stop if task.gang else task.stage + 1)
+    expected = sum([task.tile < len(plan.stages[stage].tiles) for stage in stages])
+    reports = [report, *report.later]
+    if len(reports) != expected:
+        return _wrong(f"reported on {len(reports)} stages, the plan says {expected}")
+    size, said = len(reports[-1].output or b""), answer_bytes(plan, task)
+    return _wrong(f"answered with {size} bytes, the plan says {said}") if said and size != said else report
+
+
+def answer_bytes(plan: Plan, task: Task) -> int:
+    stage = plan.stages[task.gang.stop - 1 if task.gang else task.stage]
+    return stage.written(stage.tiles[task.tile], task.batch) if task.inline and task.tile < len(stage.tiles) else 0
+
+
+def _wrong(message: str) -> Failure:
+    return Failure(FailureKind.FAILED_IN_CODE, WRONG_ANSWER, message)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 from serfer.core.run_machine import Failure, FailureKind
@@ -32,6 +32,23 @@ class SharedInvoker(Invoker, Protocol):
         Where the invocation itself fails, all of them have failed.
         """
         ...
+
+
+@runtime_checkable
+class ThreadInvoker(Invoker, Protocol):
+    """An invoker of functions in this process, whose threads also do what comes before and after a task."""
+
+    def run(self, function: str, task: Task, timeout_s: float) -> Report | Failure:
+        """Run a task in the calling thread, which is one of `submit`'s."""
+        ...
+
+    def submit(self, work: Callable[[], None], then: Callable[[], None]) -> None:
+        """Do work, which raises nothing, in a thread, and then the other on the running event loop."""
+        ...
+
+
+def timed_out(function: str, timeout_s: float) -> Failure:
+    return Failure(FailureKind.TIMED_OUT, "TimeoutError", f"{function} took longer than {timeout_s:g} s")
 
 
 def to_failure(result: Report | TaskError) -> Report | Failure:

@@ -70,7 +70,7 @@ class LambdaInvoker:
         self._credentials = credentials
         self._renewing = asyncio.Lock()
         self._region = region
-        self._headers = {"Host": URL(self._endpoint).authority}
+        self._headers = {"host": URL(self._endpoint).authority}
         self._names = names or {}
         self._urls: dict[str, URL] = {}
         self._http = aiohttp.ClientSession(
@@ -123,15 +123,15 @@ class LambdaInvoker:
             # Quoted as botocore does: what is signed is the path as it was sent.
             path = f"/2015-03-31/functions/{quote(function, safe='')}/invocations"
             url = self._urls[function] = URL(f"{self._endpoint}{path}", encoded=True)
-        headers = {**self._headers, "X-Amz-Invocation-Type": kind}
+        headers = {**self._headers, "x-amz-invocation-type": kind}
         if on_log:
-            headers["X-Amz-Log-Type"] = "Tail"
+            headers["x-amz-log-type"] = "Tail"
         try:
             keys = await self._keys()
         except BotoCoreError as error:
             return Failure(FailureKind.UNREACHABLE, type(error).__name__, f"no AWS credentials: {error}")
         if keys.token:
-            headers["X-Amz-Security-Token"] = keys.token
+            headers["x-amz-security-token"] = keys.token
         access, now = Access(keys.access_key or "", keys.secret_key or ""), time.strftime(TIME, time.gmtime())
         headers = sign(access, self._region, now, "POST", url.raw_path, headers, body)
         data = body if len(body) <= _AT_ONCE else io.BytesIO(body)
@@ -161,7 +161,6 @@ class LambdaInvoker:
         return self._credentials.get_frozen_credentials()
 
     def _ends_soon(self) -> bool:
-        """Return whether botocore would ask for other credentials now, if they are of the kind that ends."""
         return isinstance(self._credentials, RefreshableCredentials) and self._credentials.refresh_needed()
 
     async def close(self) -> None:
@@ -172,7 +171,7 @@ def _result(
     function: str, status: int, headers: Mapping[str, str], body: bytes, decode: Callable[[Any], _Decoded]
 ) -> _Decoded | Failure:
     try:
-        answer = json.loads(body) if body else {}
+        answer = json.loads(body.decode()) if body else {}
     except ValueError:
         answer = {}
     if status in (_OK, _ACCEPTED, _NO_CONTENT) and "X-Amz-Function-Error" not in headers:

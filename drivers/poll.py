@@ -151,7 +151,9 @@ class PollInvoker:
         for key, value in zip(there, values, strict=True):
             awaited = due[key]
             if not awaited.answer.done():
-                awaited.answer.set_result((_read(value, key), _count_requests(awaited.polls + 1, value)))
+                size = len(value)
+                counts = StoreCounts(bytes_put=size, bytes_get=size, puts=1, gets=1, exists=awaited.polls + 1)
+                awaited.answer.set_result((_read(value, key), counts))
         self._delete_later(there)
 
     def _delete_later(self, keys: Sequence[str]) -> None:
@@ -165,7 +167,3 @@ def _read(value: bytes, key: str) -> Report | Failure:
         return to_failure(unpack_result(verified(value, key)))
     except (AlteredPieceError, InputError) as error:
         return Failure(FailureKind.FAILED_IN_CODE, type(error).__name__, str(error))
-
-
-def _count_requests(polls: int, value: bytes) -> StoreCounts:
-    return StoreCounts(bytes_put=len(value), bytes_get=len(value), puts=1, gets=1, exists=polls)

@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import secrets
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from serfer.core.errors import StoreError, StoreUnavailableError, UsageError
 from serfer.core.hedging import LearntHedging
@@ -32,14 +33,12 @@ from serfer.core.plan.borders import BORDER_HEADER, Member, members
 from serfer.core.plan.gang_times import patience_s
 from serfer.core.plan.sized_plan import sized_plan
 from serfer.core.run_machine import (
-    WRONG_ANSWER,
     Abort,
     Action,
     Cancelled,
     Drop,
     Event,
     Failure,
-    FailureKind,
     Finish,
     Invoke,
     Probe,
@@ -55,15 +54,27 @@ from serfer.core.run_machine import (
 from serfer.core.wire import Buffer, Crop, Membership, Report, Task
 from serfer.drivers.batching import Batching
 from serfer.drivers.clock import LOOP_CLOCK, Clock, Timer
-from serfer.drivers.dispatching.dispatcher import Dispatcher, PendingTask
+from serfer.drivers.dispatching.dispatcher import Dispatcher, PendingTask, Timed
 from serfer.drivers.dispatching.prewarming import Prewarming, WarmUps
 from serfer.drivers.dispatching.priority_semaphore import PrioritySemaphore
-from serfer.drivers.driver import NO_CONTEXT, Answer, Overheads, QueryDriver, QueryRequest, RequestContext
-from serfer.drivers.invoker import Invoker
+from serfer.drivers.driver import (
+    NO_CONTEXT,
+    Answer,
+    Overheads,
+    QueryDriver,
+    QueryRequest,
+    RequestContext,
+    TaskWork,
+    answer_bytes,
+    check_report,
+)
+from serfer.drivers.invoker import Invoker, ThreadInvoker
 from serfer.drivers.query_store import QueryStore, delete
+from serfer.drivers.short_run import ShortRun
 from serfer.storage.exchange import START, Exchange, Message
 from serfer.storage.store import Store
 
+_Result = TypeVar("_Result")
 _LEAST_PATIENCE_S = 0.001
 _PATHS = 1024
 """Pairs of a number of images and a size whose paths are known."""
@@ -77,7 +88,7 @@ class PushDriver(QueryDriver):
     `retry` is of tasks, of the store's calls, and of queries whose data the store has lost; a task may take
     `timeout_s`. Drivers may share `slots`. With `hedge`, a task that is later than others of its stage have been gets
     a duplicate. Raises UsageError for an invoker that cannot share invocations with `batching`, and for a gang with
-    more members than `slots`.
+    more members than `slots`. With `threads`, each task is the only one of its query, and runs in this process.
     """
 
     def __init__(  # noqa: PLR0913 - what can be chosen, by name
@@ -100,7 +111,8 @@ class PushDriver(QueryDriver):
         prewarming: Prewarming | None = None,
         results: Store | None = None,
     ) -> None:
-        slots = PrioritySemaphore(slots) if isinstance(slots, int) else slots
+        self.slots = slots = PrioritySemaphore(slots) if isinstance(slots, int) else slots
+        self.timeout_s = timeout_s
         exchange = _open_exchange(plan, store, slots.limit) if gangs else None
         limit = inline_limit if answer_limit is None else min(inline_limit, answer_limit)
         self.plan, self.store, self.exchange, self.clock, self.retry = plan, store, exchange, clock, retry or Retry()
@@ -125,20 +137,55 @@ class PushDriver(QueryDriver):
         )
         self.prewarmer = self.dispatcher.prewarm(plan, prewarming) if prewarming else None
         self._results = results
+        first = plan.stages[0]
+        one_task = len(plan.stages) == first.grid.tiles == len(first.tiles) == 1 and not self.prewarmer
+        self._batched = batching is not None and 0 in batching.stages
+        self.threads = invoker if one_task and isinstance(invoker, ThreadInvoker) else None
+        self.function = plan.function(0, 0)
         super().__init__(self.retry)
 
-    async def run(
+    def run(
         self, crops: Sequence[Crop], batch: int, deadline_s: float, context: RequestContext = NO_CONTEXT
-    ) -> Answer:
+    ) -> Coroutine[Any, Any, Answer]:
         discard = self._discard(context.result) if context.result else None
+        request = self._request(crops, batch, deadline_s, context)
+        return self._until_answered(lambda: PushRun(self, request), discard)
+
+    def is_short(self, batch: int, crop_bytes: int, context: RequestContext) -> bool:
+        """Return whether `run_in_thread` takes a query of a crop of so many bytes."""
+        ordinary = context.result or context.watch or context.statistics or context.window is not None
+        waits = self._batched and self.slots.used >= self.slots.limit  # for a slot, with others
+        fits = self.threads is not None and crop_bytes <= self.crop_limit and not waits
+        return fits and not ordinary and self.paths(batch, context.size).by_value[0]
+
+    def run_in_thread(
+        self, work: TaskWork[_Result], batch: int, deadline_s: float, context: RequestContext = NO_CONTEXT
+    ) -> Coroutine[Any, Any, _Result]:
+        """Run a query as `run` does, and return what was made of its answer, in its task's thread if all goes well.
+
+        Raises UsageError for a driver without `threads`.
+        """
+        if self.threads is None:
+            raise UsageError("this driver's tasks do not run in threads of this process")
+        return ShortRun(self, self.threads, self._request((), batch, deadline_s, context), work).run()
+
+    def go_on(self, first: ShortRun[Any]) -> Coroutine[Any, Any, Answer]:
+        """Take over from a short run; restarts take its query again."""
+        runs = itertools.chain([first], itertools.repeat(None))
+        return self._until_answered(lambda: PushRun(self, first.request, next(runs)))
+
+    def give_up(self, first: ShortRun[Any]) -> None:
+        """End a short run that nobody waits for any more, as the run machine ends its own."""
+        run = PushRun(self, first.request, first)
+        run.cancel()
+        self._delete_later(run.clean_up())
+
+    def _request(self, crops: Sequence[Crop], batch: int, deadline_s: float, context: RequestContext) -> QueryRequest:
         now = self.clock.time()
         age = self.dispatcher.next_age(background=context.background)
-        request = QueryRequest(crops, batch, now, now + deadline_s, age, context)
-        with self._cancel_on_close():
-            return await self._until_answered(lambda: PushRun(self, request), discard)
+        return QueryRequest(crops, batch, now, now + deadline_s, age, context)
 
     def _discard(self, place: ResultPlace) -> Callable[[], Coroutine[Any, Any, None]]:
-        """Return what deletes the chunks of a result whose query has failed; raises UsageError without a store."""
         if self._results is None:
             raise UsageError("there is no store of results: set SERFER_RESULTS to its URL, or pass --results")
         keys = place.keys(answer_arrays(self.plan, 1))  # of any number of images
@@ -153,14 +200,18 @@ class PushDriver(QueryDriver):
 
 
 class PushRun:
-    """A run of a query under a name of its own: its events, its timers, its tasks, and its keys in the store."""
+    """A run of a query under a name of its own: its events, its timers, its tasks, and its keys in the store.
 
-    def __init__(self, driver: PushDriver, request: QueryRequest) -> None:
+    It takes over from the query's short run, if that was `first`.
+    """
+
+    def __init__(self, driver: PushDriver, request: QueryRequest, first: ShortRun[Any] | None = None) -> None:
         self._driver = driver
+        self._first = first
         self._plan = sized_plan(driver.plan, request.context.size)
         self._request = request
         self._paths = driver.paths(request.batch, request.context.size)
-        self._name = query_id(secrets.token_hex(16), one_slot=self._paths.one_slot)
+        self._name = (first.name if first else "") or query_id(one_slot=self._paths.one_slot)
         self._gangs = {gang.start: gang.stop for gang in driver.plan.gangs} if driver.exchange else {}
         tiles = [1] if request.context.window is not None else [stage.grid.tiles for stage in driver.plan.stages]
         self._run = Run(tiles, request.deadline, secrets.randbits(32), driver.retry, driver.hedging, self._gangs)
@@ -179,8 +230,11 @@ class PushRun:
         return Overheads(self._run.retries, self._run.hedges, 0, self._store.counts, warm_ups)
 
     async def run(self) -> Answer:
-        await self._store_crops()
-        self._carry_out(self._run.start(self._driver.clock.time()))
+        if self._first:
+            self._take_over(self._first)
+        else:
+            await self._store_crops()
+            self._carry_out(self._run.start(self._driver.clock.time()))
         self._warm_ups = self._driver.prewarmer.start() if self._driver.prewarmer else None
         if self._request.context.watch:
             self._request.context.watch(self._run.stages)
@@ -207,6 +261,23 @@ class PushRun:
             overheads=self.overheads,
         )
 
+    def _take_over(self, first: ShortRun[Any]) -> None:
+        place, actions = (0, 0, 0), self._run.start(first.requested)
+        if first.sent is not None:
+            actions += self._run.handle(TaskStarted(*place), first.sent if first.began is None else first.began)
+            settling = self._settle(place, first.invocation(), None)
+            self._store.watch(asyncio.get_running_loop().create_task(settling))
+        if self._request.crops and first.task:
+            self._tasks[0, first.task.tile, False] = first.task
+        self._carry_out([action for action in actions if not isinstance(action, Invoke)])
+
+    def cancel(self) -> None:
+        """End a run that has taken over, in place of its caller's wait for it."""
+        if self._first:
+            self._take_over(self._first)
+        self._ended.cancel()  # which nobody awaits
+        self._handle(Cancelled())
+
     async def clean_up(self) -> None:
         tiles = [stage.grid.tiles for stage in self._plan.stages]
         own = len(tiles) - (self._request.context.result is not None)  # the last one's is not the query's
@@ -216,7 +287,6 @@ class PushRun:
         await self._store.delete([*query_keys(self._name, tiles, stored, sorted(self._stored_crops)), *inboxes])
 
     async def _store_crops(self) -> None:
-        """Put large crops into the store; those that payloads can carry as well are tried once."""
         crops = enumerate(self._request.crops, self._request.first)
         more = sum(map(len, self._statistics))
         large = {
@@ -249,7 +319,6 @@ class PushRun:
                     self._finish(error)
 
     def _invoke(self, requests: Sequence[Invoke]) -> None:
-        """Queue tasks; the members of a gang that starts get their slots together."""
         tasks = [self._pending(request) for request in requests]
         gang_starts = any(pending.task.gang for pending in tasks) and not any(request.attempt for request in requests)
         for together in [tasks] if gang_starts else [[pending] for pending in tasks]:
@@ -267,36 +336,38 @@ class PushRun:
             task=task,
             age=self._request.age,
             deadline=self._request.deadline,
-            answer_bytes=self._answer_bytes(task),
+            answer_bytes=answer_bytes(self._plan, task),
             alone=task.gang is not None or task.size is not None or self._run.stages[stage].tiles[tile].alone,
         )
 
     async def _run_queued_tasks(self, together: Sequence[PendingTask]) -> None:
+        invoke = self._driver.dispatcher.invoke
         try:
             await self._driver.dispatcher.admit(together)
-        except Exception as bug:  # noqa: BLE001 - as in _invoke_task
+            for pending in together:
+                self._queued.pop(pending.place, None)
+                self._handle(TaskStarted(*pending.place))
+        except Exception as bug:  # noqa: BLE001 - as in _settle
             self._end_with_bug(bug)
             return
-        for pending in together:
-            self._queued.pop(pending.place, None)
-        if len(together) == 1:
-            await self._invoke_task(together[0])
+        settling = [self._settle(pending.place, invoke(pending), pending.task) for pending in together]
+        if len(settling) == 1:
+            await settling[0]
         else:
-            await asyncio.gather(*map(self._invoke_task, together))
+            await asyncio.gather(*settling)
 
-    async def _invoke_task(self, pending: PendingTask) -> None:
-        task, place = pending.task, pending.place
+    async def _settle(self, place: tuple[int, int, int], invocation: Awaitable[Timed], task: Task | None) -> None:
         try:
-            self._handle(TaskStarted(*place))
-            result, took_s = await self._driver.dispatcher.invoke(pending)
-            result = self._check_report(task, result)
+            result, took_s = await invocation
+            if task and isinstance(result, Report):
+                result = check_report(self._plan, task, result)
             if isinstance(result, Failure):
                 self._request.context.failed(result.message)
                 self._handle(TaskFailed(*place, result))
                 return
             # A stage of a gang that runs by itself takes less than the gang did.
-            if self._driver.hedging and (task.gang or task.stage not in self._gangs):
-                self._driver.hedging.learn(task.stage, took_s)
+            if self._driver.hedging and ((task and task.gang) or place[0] not in self._gangs):
+                self._driver.hedging.learn(place[0], took_s)
             self._handle(TaskDone(*place, result))
         except Exception as bug:  # noqa: BLE001 - invokers return failures, so this is a bug; the caller must see it
             self._end_with_bug(bug)
@@ -386,7 +457,6 @@ class PushRun:
         return crop._replace(data=None) if tile in self._stored_crops and not self._carried else crop
 
     def _patience_s(self, stage: int) -> float:
-        """Return how long a member waits for a border: until the deadline, less where the gang's times say so."""
         left_s = self._request.deadline - self._driver.clock.time()
         gang = self._plan.gang_of(stage)
         return max(_LEAST_PATIENCE_S, min(left_s, patience_s(gang)) if gang else 0.0)
@@ -406,23 +476,6 @@ class PushRun:
                 parts.extend([None] * len(piece.ranges))
         return tuple(parts)
 
-    def _check_report(self, task: Task, result: Report | Failure) -> Report | Failure:
-        if isinstance(result, Failure):
-            return result
-        stages = range(task.stage, task.gang.stop if task.gang else task.stage + 1)
-        expected = sum(task.tile < len(self._plan.stages[stage].tiles) for stage in stages)
-        reports = [result, *result.later]
-        if len(reports) != expected:
-            return _wrong(f"reported on {len(reports)} stages, the plan says {expected}")
-        answer_bytes, size = self._answer_bytes(task), len(reports[-1].output or b"")
-        if answer_bytes and size != answer_bytes:
-            return _wrong(f"answered with {size} bytes, the plan says {answer_bytes}")
-        return result
-
-    def _answer_bytes(self, task: Task) -> int:
-        stage = self._plan.stages[task.gang.stop - 1 if task.gang else task.stage]
-        return stage.written(stage.tiles[task.tile], task.batch) if task.inline and task.tile < len(stage.tiles) else 0
-
 
 async def gang_progress(exchange: Exchange, board: str, plan: Plan, gang: Gang) -> tuple[int, ...]:
     """Return the stage that each member of a gang is at, the first whose borders it has not sent, from its board.
@@ -440,15 +493,8 @@ async def gang_progress(exchange: Exchange, board: str, plan: Plan, gang: Gang) 
     )
 
 
-def _wrong(message: str) -> Failure:
-    return Failure(FailureKind.FAILED_IN_CODE, WRONG_ANSWER, message)
-
-
 def _open_exchange(plan: Plan, store: Store, slots: int) -> Exchange | None:
-    """Return the inboxes of a plan's gangs; None where it has none, or the store no inboxes.
-
-    Raises UsageError for a gang with more members than `slots`.
-    """
+    """None where the plan has no gangs, or the store no inboxes; UsageError for a gang of more than `slots`."""
     exchange = store.exchange() if plan.gangs else None
     if exchange is None:
         return None

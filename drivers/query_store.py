@@ -17,7 +17,6 @@ from serfer.core.run_machine import Retry
 from serfer.core.wire import Buffer
 from serfer.drivers.clock import LOOP_CLOCK, Clock
 from serfer.storage.store import Range, Store
-from serfer.storage.wrapping import CountingStore
 
 STRAGGLER_S = 30.0
 """Seconds for which the clean-up of a query waits for tasks that may still write."""
@@ -51,33 +50,33 @@ class QueryStore:
         return task
 
     async def put(self, values: Mapping[str, Buffer], ttl: float, *, once: bool = False) -> bool:
-        """Put values by key, all at the same time; a started write continues if the caller is cancelled.
+        """Put values by key, together; a started write continues if the caller is cancelled.
 
         Returns False where that is tried only `once` and the store does not answer.
         """
-
-        def put(key: str, value: Buffer) -> Callable[[Store], None]:
-            return lambda store: store.put(key, protect(value, key), ttl)
-
-        tries = 1 if once else None
-        writes = [self.start(self._call(put(key, value), tries)) for key, value in values.items()]
+        retry = replace(self._retry, unavailable_attempts=1) if once else self._retry
         try:
-            await asyncio.gather(*map(asyncio.shield, writes))
+            await asyncio.shield(self.start(self._put(values, ttl, retry)))
         except StoreUnavailableError:
             if not once:
                 raise
             return False
         return True
 
-    async def get(self, keys: Sequence[str]) -> Sequence[Buffer]:
-        return await self._call(lambda store: store.get_many([Range(key) for key in keys]))
+    async def _put(self, values: Mapping[str, Buffer], ttl: float, retry: Retry) -> None:
+        def put() -> int:
+            protected = {key: protect(value, key) for key, value in values.items()}
+            self._store.put_many(protected, ttl)
+            return sum(map(len, protected.values()))
 
-    async def _call(self, call: Callable[[Store], _Value], tries: int | None = None) -> _Value:
-        store = CountingStore(self._store)
-        retry = replace(self._retry, unavailable_attempts=tries) if tries else self._retry
-        value = await retry_store(lambda: call(store), retry, self._deadline, self._clock)
-        self.counts += store.counts
-        return value
+        size = await retry_store(put, retry, self._deadline, self._clock)
+        self.counts += StoreCounts(bytes_put=size, puts=len(values))
+
+    async def get(self, keys: Sequence[str]) -> Sequence[Buffer]:
+        ranges = [Range(key) for key in keys]
+        values = await retry_store(lambda: self._store.get_many(ranges), self._retry, self._deadline, self._clock)
+        self.counts += StoreCounts(bytes_get=sum(map(len, values)), gets=len(values))
+        return values
 
     async def delete(self, keys: Sequence[str], after_s: float = 0.0) -> None:
         if self._writers:

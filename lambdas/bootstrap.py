@@ -30,16 +30,16 @@ from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's threads: unused, and a sixth of a start's processor time
 
-from serfer import storage
 from serfer.core.costs.sessions import function_session_bytes, register_arena
 from serfer.core.costs.vcpus import threads
 from serfer.core.errors import GangAbortedError, PlanError, SerferError, StoreUnavailableError
 from serfer.core.plan import Artefact, Function, Plan
 from serfer.core.wire import WarmUp, requests_in
 from serfer.lambdas.artefacts import artefact_directory, functions_in, functions_to_fetch
+from serfer.lambdas.deferred_init import defer_init
 from serfer.lambdas.worker import Worker
 from serfer.plan_directory import load_plan
-from serfer.storage.deferred_init import defer_init
+from serfer.storage import open_store
 from serfer.storage.routed import open_routed
 from serfer.storage.store import Store
 
@@ -66,6 +66,7 @@ def _logger() -> Logger:
     return Logger(service="serfer", serialize_stacktrace=False)
 
 
+@functools.cache
 def _logs_details() -> bool:
     wanted = any(os.environ.get(name, "").upper() == "DEBUG" for name in _LEVELS)
     return wanted and bool(_logger().log_level <= logging.DEBUG)
@@ -86,16 +87,10 @@ def _store(plan: Plan) -> Store:
 
 def _results() -> Store | None:
     url = os.environ.get("SERFER_RESULTS")
-    return storage.open_store(url) if url else None
-
-
-def _name() -> str:
-    return os.urandom(4).hex()
+    return open_store(url) if url else None
 
 
 class _Environment:
-    """The worker of this environment, and the parts of its function whose weights it has yet to fetch."""
-
     def __init__(self, root: Path, plan: Plan) -> None:
         directory = artefact_directory(plan, root, sys.path)
         memory_mb = float(os.environ.get("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", plan.memory_per_vcpu))
@@ -105,9 +100,10 @@ class _Environment:
         self._functions = functions_in(plan, directory)
         source = _source(self._weights, memory_mb) if self._to_fetch else None
         store, results, age_ms = _store(plan), _results(), _ms_since_process_start()
+        name = os.urandom(4).hex()
         room = function_session_bytes(plan, memory_mb)
         register_arena()
-        self.worker = Worker(plan, directory, store, _name(), granted, age_ms, source, results, session_bytes=room)
+        self.worker = Worker(plan, directory, store, name, granted, age_ms, source, results, session_bytes=room)
 
     def load_at_init(self) -> None:
         """Fetch weights now, if an init is predicted to have the time; what is in the way may be gone later."""
@@ -150,7 +146,6 @@ def _source(weights: Sequence[Artefact], memory_mb: float) -> WeightSource:
     return source
 
 
-storage.in_worker = True
 _ROOT = Path(os.environ["LAMBDA_TASK_ROOT"])
 _PLAN = load_plan(_ROOT)
 _ENVIRONMENT = _Environment(_ROOT, _PLAN)
@@ -164,7 +159,7 @@ else:
 def _continue_restored() -> None:
     started = time.perf_counter()
     random.seed()  # all copies would wait for the same times before they try again
-    _WORKER.restore(_name(), _store(_PLAN), started, _results())
+    _WORKER.restore(os.urandom(4).hex(), _store(_PLAN), started, _results())
 
 
 try:

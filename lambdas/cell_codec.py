@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from math import prod
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.core.checksum import checksum, verified
+from serfer.core.checksum import checksum
 from serfer.core.errors import AlteredPieceError, InputError, PlanError
 from serfer.core.geometry import Rect
 from serfer.core.keys import output_key
-from serfer.core.plan import Levels, Piece, Preprocess, Stage, Tile, stored_bytes
+from serfer.core.plan import Levels, Piece, Preprocess, Stage, Tile
 from serfer.core.plan.pixels import normalised_crop
 from serfer.core.wire import DTYPES, Buffer, Task
 
@@ -25,7 +26,7 @@ def crop_to_input(
     """Return a first-stage tile's input, (N, C, rows, cols) float32, from its crop's bytes."""
     dtype, data = crop
     shape = stage.inputs[0].shape.of(tile.inputs[0], task.batch)
-    if len(data) != int(np.prod(shape)) * DTYPES[dtype]:
+    if len(data) != prod(shape) * DTYPES[dtype]:
         raise InputError(f"the crop of tile {task.tile} has {len(data)} bytes, which do not fit {shape} {dtype}")
     if dtype == "float32":
         return np.frombuffer(data, dtype="<f4").reshape(shape)
@@ -41,48 +42,37 @@ def pieces_to_inputs(values: Sequence[Buffer], task: Task, stage: Stage, tile: T
 
     `values` are the pieces' ranges, in the plan's order; raises AlteredPieceError for one that is not what was written.
     """
-    inputs = TileInputs(stage, tile, task.batch)
-    return inputs.filled_with([*read_cells(values, tile.pieces, stage, task.query, task.batch)])
+    cells = [*read_cells(values, tile.pieces, stage, task.query, task.batch)]
+    return fill_inputs(stage, tile, task.batch, cells)
 
 
-class InputCell(NamedTuple):
-    """Values of a rectangle of a stage's input `number`, flat."""
-
-    number: int
-    rect: Rect
-    values: Array
+InputCell: TypeAlias = tuple[int, Rect, Array]
+"""The values of a rectangle of a stage's input, flat: the input's number, the rectangle, the values."""
 
 
-class TileInputs:
-    """A tile's input arrays, put together from cells and from what the tile's function wrote itself."""
-
-    def __init__(self, stage: Stage, tile: Tile, batch: int) -> None:
-        self._stage, self._tile = stage, tile
-        self._shapes = [source.shape.of(rect, batch) for source, rect in zip(stage.inputs, tile.inputs, strict=True)]
-
-    def filled_with(
-        self, cells: Sequence[InputCell], own: Mapping[int, tuple[Rect, Array]] | None = None
-    ) -> list[Array]:
-        """Return the arrays: `own` has the rectangles of inputs, by number, that lie in memory already."""
-        own = own or {}
-        filled = {number for number, (rect, _) in own.items() if rect == self._tile.inputs[number]}
-        if len(self._shapes) == len(cells) == 1 and not own:
-            return [cells[0].values.reshape(self._shapes[0])]
-        results = [
-            own[number][1] if number in filled else np.empty(shape, dtype=np.float32)
-            for number, shape in enumerate(self._shapes)
-        ]
-        for number, (rect, values) in own.items():
-            if number not in filled:
-                self._view(results, number, rect)[...] = values
-        for number, rect, flat in cells:
-            view = self._view(results, number, rect)
-            view[...] = flat.reshape(view.shape)
-        return results
-
-    def _view(self, results: Sequence[Array], number: int, rect: Rect) -> Array:
-        place = rect.within(self._tile.inputs[number])
-        return results[number][self._stage.inputs[number].shape.slices(place)]
+def fill_inputs(
+    stage: Stage,
+    tile: Tile,
+    batch: int,
+    cells: Sequence[InputCell],
+    own: Mapping[int, tuple[Rect, Array]] | None = None,
+) -> list[Array]:
+    """Return a tile's inputs; `own` has the rectangles of some, by number, that its function wrote itself."""
+    own = own or {}
+    shapes = [source.shape.of(rect, batch) for source, rect in zip(stage.inputs, tile.inputs, strict=True)]
+    if len(shapes) == len(cells) == 1 and not own:
+        return [cells[0][2].reshape(shapes[0])]
+    filled = {number for number, (rect, _) in own.items() if rect == tile.inputs[number]}
+    results = [
+        own[number][1] if number in filled else np.empty(shape, dtype=np.float32) for number, shape in enumerate(shapes)
+    ]
+    for number, (rect, values) in own.items():
+        if number not in filled:
+            part_of(results[number], rect, tile.inputs[number])[...] = values
+    for number, rect, flat in cells:
+        view = part_of(results[number], rect, tile.inputs[number])
+        view[...] = flat.reshape(view.shape)
+    return results
 
 
 def input_numbers(stage: Stage) -> dict[tuple[int, int], int]:
@@ -99,31 +89,35 @@ def read_cells(
     numbers = input_numbers(stage)
     runs = [(piece, run) for piece in pieces for run in piece.ranges]
     for value, (piece, run) in zip(values, runs, strict=True):
-        key, view, end = output_key(query, piece.stage, piece.tile), memoryview(value), 0
-        if len(view) != run.length(batch):
+        key, end = output_key(query, piece.stage, piece.tile), 0
+        if len(value) != run.length(batch):
             raise AlteredPieceError(f"a piece under {key!r} has another size than the plan says")
+        floats, checksums = np.frombuffer(value, dtype="<f4"), np.frombuffer(value, dtype="<u4")
         for index, cell in enumerate(run.cells, run.first):
             number = numbers[piece.stage, cell.output]
-            elements = stage.inputs[number].shape.channels * cell.rect.area
-            start, end = end, end + stored_bytes(elements, 1, batch)
-            data = verified(view[start:end], key, index)
-            yield InputCell(number, cell.rect, np.frombuffer(data, dtype="<f4"))
+            values = floats[end : end + batch * stage.inputs[number].shape.channels * cell.rect.area]
+            end += len(values) + 1
+            if checksum(values.data, key, index) != checksums[end - 1]:
+                raise AlteredPieceError(f"a piece under {key!r} was altered: its checksum does not match")
+            yield number, cell.rect, values
 
 
 def cells_to_bytes(outputs: Sequence[Array], tile: Tile, key: str, numbers: Sequence[int] | None = None) -> memoryview:
     """Lay out a tile's cells, or those with the given numbers, each followed by its checksum under `key`."""
     numbers = range(len(tile.cells)) if numbers is None else numbers
-    chosen = [tile.cells[number] for number in numbers]
-    views = [part_of(outputs[cell.output], cell.rect.within(tile.outputs[cell.output])) for cell in chosen]
-    flat = np.empty(sum(view.size + 1 for view in views), dtype="<f4")
-    end = 0
+    chosen = map(tile.cells.__getitem__, numbers)
+    views = [part_of(outputs[cell.output], cell.rect, tile.outputs[cell.output]) for cell in chosen]
+    flat = np.empty(sum([view.size + 1 for view in views]), dtype="<f4")
+    checksums, end = flat.view("<u4"), 0
     for number, view in zip(numbers, views, strict=True):
-        start, end = end, end + view.size
-        flat[start:end].reshape(view.shape)[...] = view
-        flat[end : end + 1].view("<u4")[0] = checksum(flat[start:end].data.cast("B"), key, number)
-        end += 1
+        values = flat[end : end + view.size]
+        values.reshape(view.shape)[...] = view
+        end += view.size + 1
+        checksums[end - 1] = checksum(values.data, key, number)
     return flat.data.cast("B")
 
 
-def part_of(output: Array, rect: Rect) -> Array:
-    return output[..., rect.slices[1]] if output.ndim == 2 else output[:, :, *rect.slices]  # noqa: PLR2004 - a vector
+def part_of(array: Array, rect: Rect, whole: Rect) -> Array:
+    """Return the view of `rect` in an array of maps, or of vectors, that has the values of `whole`."""
+    rows, cols = rect.slices_in(whole)
+    return array[..., cols] if array.ndim == 2 else array[..., rows, cols]  # noqa: PLR2004 - vectors

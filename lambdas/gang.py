@@ -14,8 +14,7 @@ every member adds all of them up in tile order.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -26,46 +25,32 @@ from serfer.core.keys import StoreCounts, inbox_key, output_key
 from serfer.core.plan import Stage, Tile
 from serfer.core.plan.borders import BORDER_HEADER, Member, Source, cell_bytes, cell_of, members
 from serfer.core.wire import Buffer, Task
-from serfer.lambdas.cell_codec import Array, InputCell, TileInputs, cells_to_bytes, input_numbers, part_of, read_cells
+from serfer.lambdas.cell_codec import Array, InputCell, cells_to_bytes, fill_inputs, input_numbers, part_of, read_cells
 from serfer.lambdas.sessions import SessionCache
+from serfer.lambdas.stage_share import StageShare
 from serfer.storage.exchange import START, Exchange, Message
-from serfer.storage.store import Store
-
-
-@dataclass
-class StageShare:
-    """A stage's share of a member's invocation: times of time.perf_counter, seconds waited, store traffic, answer."""
-
-    started: float
-    counts: StoreCounts = field(default_factory=StoreCounts)
-    read: float = 0.0
-    computed: float = 0.0
-    ended: float = 0.0
-    waited: float = 0.0
-    output: memoryview | None = None
 
 
 class GangRun:
-    """One run of a member; `task` says of which query."""
+    """One run of a member; `task` says of which query, and `write` puts what a stage computes where that says."""
 
     def __init__(
         self,
         member: Member,
         task: Task,
         sessions: SessionCache,
-        store: Store,
         exchange: Exchange,
-        results: Store | None = None,
+        write: Callable[..., None],
     ) -> None:
         self._member, self._task = member, task
         self._plan, self._gang = member.plan, member.gang
-        self._sessions, self._store, self._exchange, self._results = sessions, store, exchange, results
+        self._sessions, self._exchange, self._write = sessions, exchange, write
         self._inbox, self._cursor = self._inbox_of(task.tile), START
         self._own: dict[int, list[Array]] = {}
         self._arrived: dict[Source, dict[int, memoryview]] = {}
 
-    def run(self, first: Sequence[Array], values: Sequence[Buffer], share: StageShare) -> list[StageShare]:
-        """Run all stages and return the share of each; `share` is the first one's, begun by reading.
+    def run(self, first: Sequence[Array], values: Sequence[Buffer], shares: Sequence[StageShare]) -> None:
+        """Run all stages and fill in the share of each; the first has been begun by reading.
 
         `first` are the inputs of the first stage where it reads the image, else `values` are the ranges of all that the
         member reads of stages before the gang, in order.
@@ -75,8 +60,9 @@ class GangRun:
             GangStalledError: a border did not come within the task's patience.
             AlteredPieceError: what was read is not what was written.
         """
-        shares, rest = [], iter(values)
-        for number in self._member.stages:
+        rest, ended = iter(values), 0.0
+        for number, share in zip(self._member.stages, shares, strict=True):
+            share.started = share.started or ended
             stage = self._plan.stages[number]
             tile = stage.tiles[self._task.tile]
             self._await_borders(number, share)
@@ -84,12 +70,13 @@ class GangRun:
             share.read = time.perf_counter()
             outputs = self._sessions.run(stage, tile, {f"input{at}": value for at, value in enumerate(inputs)})
             share.computed = time.perf_counter()
-            self._send_borders(number, tile, outputs, share)
+            answers = number + 1 == self._gang.stop
+            if not answers:
+                self._send(number, tile, outputs, share)
+            if number in self._member.outside:
+                self._write(self._task, number, tile, outputs, share, answers=answers)
             self._keep_activations(number, outputs)
-            share.ended = time.perf_counter()
-            shares.append(share)
-            share = StageShare(share.ended)
-        return shares
+            share.ended = ended = time.perf_counter()
 
     def _await_borders(self, number: int, share: StageShare) -> None:
         began = time.perf_counter()
@@ -133,7 +120,7 @@ class GangRun:
             *read_cells(given, before, stage, self._task.query, self._task.batch),
             *self._border_cells(stage, tile),
         ]
-        return TileInputs(stage, tile, self._task.batch).filled_with(cells, self._own_parts(stage, tile))
+        return fill_inputs(stage, tile, self._task.batch, cells, self._own_parts(stage, tile))
 
     def _own_parts(self, stage: Stage, tile: Tile) -> dict[int, tuple[Rect, Array]]:
         parts = {}
@@ -142,7 +129,7 @@ class GangRun:
                 continue
             have = self._plan.stages[source].tiles[self._task.tile].outputs[output]
             if shared := have.overlap(tile.inputs[number]):
-                parts[number] = shared, part_of(self._own[source][output], shared.within(have))
+                parts[number] = shared, part_of(self._own[source][output], shared, have)
         return parts
 
     def _border_cells(self, stage: Stage, tile: Tile) -> Iterator[InputCell]:
@@ -155,28 +142,10 @@ class GangRun:
             for number in piece.cell_numbers:
                 cell = cell_of(self._plan, source, number)
                 data = verified(self._arrived[source][number], key, number)
-                yield InputCell(numbers[piece.stage, cell.output], cell.rect, np.frombuffer(data, dtype="<f4"))
+                yield numbers[piece.stage, cell.output], cell.rect, np.frombuffer(data, dtype="<f4")
 
-    def _send_borders(self, number: int, tile: Tile, outputs: Sequence[Array], share: StageShare) -> None:
+    def _send(self, number: int, tile: Tile, outputs: Sequence[Array], share: StageShare) -> None:
         key = output_key(self._task.query, number, self._task.tile)
-        if number + 1 < self._gang.stop:
-            self._send(number, tile, outputs, key, share)
-        if number not in self._member.outside:
-            return
-        last = number + 1 == self._gang.stop
-        if last and self._task.result:
-            from serfer.lambdas.results import write_result  # noqa: PLC0415 - most answers are carried
-
-            share.counts += write_result(self._results, self._plan, self._task.result, tile, outputs)
-            return
-        value = cells_to_bytes(outputs, tile, key)
-        if last and self._task.inline:
-            share.output = value
-        else:
-            self._store.put(key, value, self._task.ttl)
-            share.counts += StoreCounts(bytes_put=len(value), puts=1)
-
-    def _send(self, number: int, tile: Tile, outputs: Sequence[Array], key: str, share: StageShare) -> None:
         header = BORDER_HEADER.pack(number, self._task.tile)
         messages = [
             Message(self._inbox_of(border.reader), b"".join((header, cells_to_bytes(outputs, tile, key, border.cells))))

@@ -20,7 +20,7 @@ Models are read and written as bytes; their weights stay outside (external data)
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
@@ -34,7 +34,7 @@ _ROWS = 16  # a piece has a multiple: ONNX Runtime packs as many columns togethe
 _MODEL_GRAPH = 7
 _NODES, _INITIALIZERS, _INPUTS, _OUTPUTS = 1, 5, 11, 12  # of a graph
 _NODE_INPUT, _NODE_OUTPUT, _NODE_KIND, _NODE_ATTRIBUTE = 1, 2, 4, 5
-_DIMS, _TYPE, _TENSOR_NAME, _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION = 1, 2, 8, 9, 13, 14
+_DIMS, _TYPE, _TENSOR_NAME, RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION = 1, 2, 8, 9, 13, 14
 _ATTRIBUTE_NAME, _ATTRIBUTE_NUMBER, _ATTRIBUTE_TYPE = 1, 3, 20
 _FLOAT, _HALF, _EXTERNAL, _INT = 1, 10, 1, 2  # tensors' types, a tensor's data's location, an attribute's type
 _FLOAT_BYTES, _HALF_BYTES = 4, 2
@@ -57,7 +57,7 @@ class _Node:
 
 
 @dataclass(frozen=True)
-class _Tensor:
+class Tensor:
     """An initializer: its bytes are `raw`, or `length` bytes of the weights in `location` from `offset`, or unknown.
 
     Those in the weights are fp16 numbers where the tensor is `half`, which is in fp32.
@@ -77,10 +77,7 @@ class _Tensor:
     def size(self) -> int:
         return self.length * (_FLOAT_BYTES // _HALF_BYTES if self.half else 1) or len(self.raw)
 
-    def in_fp32(self, name: bytes) -> _Tensor:
-        return _read_tensor(replace(self, name=name, kind=_FLOAT, half=True))
-
-    def rows(self, name: bytes, start: int, stop: int) -> _Tensor:
+    def rows(self, name: bytes, start: int, stop: int) -> Tensor:
         """Return a part of a tensor by its first axis (a vector's columns, too, where it has two axes)."""
         axis = 0 if self.shape[0] > 1 else len(self.shape) - 1
         row = (self.length or len(self.raw)) // self.shape[axis]
@@ -88,20 +85,20 @@ class _Tensor:
         part = replace(self, name=name, shape=shape)
         if self.raw:
             raw = self.raw[start * row : stop * row]
-            return replace(part, raw=raw, content=_value_info(part) + protobuf.field(_RAW_DATA, raw))
-        return _read_tensor(replace(part, offset=self.offset + start * row, length=(stop - start) * row))
+            return replace(part, raw=raw, content=tensor_head(part) + protobuf.field(RAW_DATA, raw))
+        return _in_weights(replace(part, offset=self.offset + start * row, length=(stop - start) * row))
 
 
-def _value_info(tensor: _Tensor) -> bytes:
+def tensor_head(tensor: Tensor) -> bytes:
     content = b"".join(number_field(_DIMS, size) for size in tensor.shape)
     return content + number_field(_TYPE, tensor.kind) + protobuf.field(_TENSOR_NAME, tensor.name)
 
 
-def _read_tensor(tensor: _Tensor) -> _Tensor:
+def _in_weights(tensor: Tensor) -> Tensor:
     place = {b"location": tensor.location, b"offset": b"%d" % tensor.offset, b"length": b"%d" % tensor.length}
     if tensor.half:
         place[STORED_AS] = FP16
-    content = _value_info(tensor)
+    content = tensor_head(tensor)
     for entry in place.items():
         both = b"".join(protobuf.field(number, text) for number, text in enumerate(entry, 1))
         content += protobuf.field(_EXTERNAL_DATA, both)
@@ -110,20 +107,18 @@ def _read_tensor(tensor: _Tensor) -> _Tensor:
 
 @dataclass(frozen=True)
 class _Graph:
-    """A graph: inputs and outputs by name, with their messages; `rest` are its other fields, `head` the model's."""
-
     head: bytes
     rest: bytes
     inputs: dict[bytes, bytes]
     outputs: dict[bytes, bytes]
     nodes: tuple[_Node, ...]
-    tensors: dict[bytes, _Tensor]
+    tensors: dict[bytes, Tensor]
 
-    def read(self) -> set[bytes]:
-        return {name for node in self.nodes for name in node.inputs}
+    def readers(self) -> Counter[bytes]:
+        return Counter(name for node in self.nodes for name in node.inputs)
 
     def model(self) -> bytes:
-        read = self.read()
+        read = self.readers()
         content = b"".join(
             (
                 *(node.field() for node in self.nodes),
@@ -149,7 +144,7 @@ class Part:
 
     @property
     def weight_bytes(self) -> int:
-        return sum(self.graph.tensors[name].size for name in self.graph.read() if name in self.graph.tensors)
+        return sum(self.graph.tensors[name].size for name in self.graph.readers() if name in self.graph.tensors)
 
     def model(self, shape: Sequence[int | str | None] = ()) -> bytes:
         """Write the model; `shape` is that of the tensor it reads, as the session of the part before says."""
@@ -220,35 +215,26 @@ def _single_tensor_cuts(graph: _Graph) -> Iterator[int]:
             yield at
 
 
-def _in_order(first: Iterable[Sequence[_Tensor]], second: Iterable[Sequence[_Tensor]]) -> bool:
-    """Return whether what is read first lies before all the rest, which therefore stays when that is given back."""
+def _in_order(first: Iterable[Sequence[Tensor]], second: Iterable[Sequence[Tensor]]) -> bool:
     ends = (tensor.offset + tensor.length for tensors in first for tensor in tensors)
     starts = (tensor.offset for tensors in second for tensor in tensors if tensor.length)
     return max(ends, default=0) <= min(starts, default=sys.maxsize)
 
 
-def _count_readers(graph: _Graph) -> dict[bytes, int]:
-    readers: dict[bytes, int] = defaultdict(int)
-    for node in graph.nodes:
-        for name in node.inputs:
-            readers[name] += 1
-    return readers
-
-
 def _in_fp32(graph: _Graph) -> _Graph:
-    readers, nodes, tensors = _count_readers(graph), [], dict(graph.tensors)
+    readers, nodes, tensors = graph.readers(), [], dict(graph.tensors)
     for node in graph.nodes:
         half = graph.tensors.get(node.inputs[0]) if node.kind == b"Cast" else None
         if half and half.kind == _HALF and half.length and readers[half.name] == 1 and _number(node, b"to") == _FLOAT:
             [name] = node.outputs
-            tensors[name] = half.in_fp32(name)
+            tensors[name] = _in_weights(replace(half, name=name, kind=_FLOAT, half=True))
         else:
             nodes.append(node)
     return replace(graph, nodes=tuple(nodes), tensors=tensors)
 
 
 def _with_pieces(graph: _Graph) -> _Graph:
-    readers = _count_readers(graph)
+    readers = graph.readers()
     nodes: list[_Node] = []
     tensors = dict(graph.tensors)
     for node in graph.nodes:
@@ -268,12 +254,13 @@ def _with_pieces(graph: _Graph) -> _Graph:
             nodes.append(
                 replace(node, inputs=(node.inputs[0], *(tensor.name for tensor in pieces)), outputs=(outputs[-1],))
             )
-        nodes.append(_Node(b"Concat", tuple(outputs), node.outputs, _number_attribute(b"axis", 1)))
+        axis = protobuf.field(_ATTRIBUTE_NAME, b"axis") + number_field(_ATTRIBUTE_NUMBER, 1)
+        attribute = protobuf.field(_NODE_ATTRIBUTE, axis + number_field(_ATTRIBUTE_TYPE, _INT))
+        nodes.append(_Node(b"Concat", tuple(outputs), node.outputs, attribute))
     return replace(graph, nodes=tuple(nodes), tensors=tensors)
 
 
-def _piece_rows(node: _Node, tensors: dict[bytes, _Tensor], readers: dict[bytes, int]) -> int:
-    """Return how many rows of its weights a piece of an operator has; 0 for one that stays whole."""
+def _piece_rows(node: _Node, tensors: dict[bytes, Tensor], readers: Counter[bytes]) -> int:
     constants = [tensors.get(name) for name in node.inputs[1:]]
     if node.kind != b"Gemm" or not all(constants) or _number(node, b"transB") != 1:
         return 0
@@ -314,10 +301,11 @@ def _read(model: bytes) -> _Graph:
             if inner == _NODES:
                 nodes.append(_node(message))
             elif inner == _INITIALIZERS:
-                tensor = _tensor(message)
+                tensor = read_tensor(message)
                 tensors[tensor.name] = tensor
             elif inner in values:
-                values[inner][_value_name(message)] = message
+                name = next(text for field_number, _, text in fields(message) if field_number == 1)
+                values[inner][name] = message
             else:
                 rest += inner_whole
     return _Graph(head, rest, values[_INPUTS], values[_OUTPUTS], tuple(nodes), tensors)
@@ -334,7 +322,7 @@ def _node(message: bytes) -> _Node:
     return _Node(names[_NODE_KIND][0], tuple(names[_NODE_INPUT]), tuple(names[_NODE_OUTPUT]), rest)
 
 
-def _tensor(message: bytes) -> _Tensor:
+def read_tensor(message: bytes) -> Tensor:
     shape: list[int] = []
     place: dict[bytes, bytes] = {}
     name = raw = b""
@@ -346,13 +334,14 @@ def _tensor(message: bytes) -> _Tensor:
             kind = read_varint(content)[0]
         elif number == _TENSOR_NAME:
             name = content
-        elif number == _RAW_DATA:
+        elif number == RAW_DATA:
             raw = content
         elif number == _EXTERNAL_DATA:
             entry = {inner: value for inner, _, value in fields(content)}
             place[entry[1]] = entry[2]
     offset, length = (int(place.get(key, b"0")) for key in (b"offset", b"length"))
-    return _Tensor(message, name, tuple(shape), kind, raw, place.get(b"location", b""), offset, length)
+    half = place.get(STORED_AS) == FP16
+    return Tensor(message, name, tuple(shape), kind, raw, place.get(b"location", b""), offset, length, half)
 
 
 def _numbers(content: bytes) -> Iterator[int]:
@@ -360,11 +349,6 @@ def _numbers(content: bytes) -> Iterator[int]:
     while at < len(content):
         value, at = read_varint(content, at)
         yield value
-
-
-def _number_attribute(name: bytes, value: int) -> bytes:
-    numbers = number_field(_ATTRIBUTE_NUMBER, value) + number_field(_ATTRIBUTE_TYPE, _INT)
-    return protobuf.field(_NODE_ATTRIBUTE, protobuf.field(_ATTRIBUTE_NAME, name) + numbers)
 
 
 def _float_value_info(name: bytes, shape: Sequence[int | str | None] = ()) -> bytes:
@@ -378,7 +362,3 @@ def _dimension(size: int | str | None) -> bytes:
     if size is None:
         return b""
     return protobuf.field(2, size.encode()) if isinstance(size, str) else number_field(1, size)
-
-
-def _value_name(message: bytes) -> bytes:
-    return next(content for number, _, content in fields(message) if number == 1)

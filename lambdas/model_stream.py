@@ -22,41 +22,21 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from io import FileIO
 
 import numpy as np
 
-from serfer.lambdas.model_parts import FP16, STORED_AS
+from serfer.lambdas.model_parts import RAW_DATA, Tensor, read_tensor, tensor_head
 from serfer.lambdas.protobuf import field, fields, header
 
 MOST_BYTES = (1 << 31) - (1 << 26)
 """Weights, in memory, up to which a model can be streamed: Protocol Buffers read 2 GB at most."""
-_GRAPH, _INITIALIZER, _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION, _KEY, _VALUE = 7, 5, 9, 13, 14, 1, 2
+_GRAPH, _INITIALIZER = 7, 5
 _NODE, _ATTRIBUTE, _BODY = 1, 5, 6  # of a graph, an operator, and an attribute
 _CHUNK = 1 << 20
 
 
-@dataclass(frozen=True)
-class _Tensor:
-    """An initializer whose bytes are `length` bytes of the weights from `offset`; `rest` are its other fields.
-
-    With `half` those bytes are fp16 numbers, and the initializer is in fp32.
-    """
-
-    offset: int
-    length: int
-    rest: bytes
-    half: bool
-
-    @property
-    def size(self) -> int:
-        return 2 * self.length if self.half else self.length
-
-    def __len__(self) -> int:
-        return self.size
-
-
-_Piece = bytes | _Tensor
+_Piece = bytes | Tensor
 
 
 @contextmanager
@@ -70,7 +50,7 @@ def streamed(model: bytes, weights: mmap.mmap | bytes, *, give_back: bool) -> It
     if sys.platform == "linux":
         with suppress(OSError):  # a smaller one is slower
             fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _CHUNK)
-    offsets = [piece.offset for piece in pieces if isinstance(piece, _Tensor)]
+    offsets = [piece.offset for piece in pieces if isinstance(piece, Tensor)]
     in_order = offsets == sorted(offsets)
     given = weights if give_back and in_order and isinstance(weights, mmap.mmap) else None
     thread = threading.Thread(target=_write, args=(writing, [head, *pieces], weights, given), name="model stream")
@@ -83,33 +63,24 @@ def streamed(model: bytes, weights: mmap.mmap | bytes, *, give_back: bool) -> It
 
 
 def _write(file: int, pieces: Sequence[_Piece], weights: mmap.mmap | bytes, given: mmap.mmap | None) -> None:
-    """Write the model's pieces into a pipe, and give back the pages of `given`, which is `weights`, behind them."""
-    offsets = [*(piece.offset for piece in pieces if isinstance(piece, _Tensor)), len(weights)]
+    offsets = [*(piece.offset for piece in pieces if isinstance(piece, Tensor)), len(weights)]
     behind = number = 0
-    with memoryview(weights) as view, suppress(BrokenPipeError), _closed(file):
+    with memoryview(weights) as view, suppress(BrokenPipeError), open(file, "wb", buffering=0) as pipe:
         for piece in pieces:
             if isinstance(piece, bytes):
-                _put(file, memoryview(piece))
+                _put(pipe, memoryview(piece))
                 continue
             number, end = number + 1, piece.offset + piece.length
             for start in range(piece.offset, end, _CHUNK):
                 stop = min(start + _CHUNK, end)
-                _put(file, _in_fp32(view[start:stop]) if piece.half else view[start:stop])
+                _put(pipe, _in_fp32(view[start:stop]) if piece.half else view[start:stop])
                 if given:
                     behind = _give_back(given, behind, min(stop, offsets[number]))
 
 
-@contextmanager
-def _closed(file: int) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        os.close(file)
-
-
-def _put(file: int, data: memoryview) -> None:
+def _put(pipe: FileIO, data: memoryview) -> None:
     while data:
-        data = data[os.write(file, data) :]
+        data = data[pipe.write(data) :]
 
 
 def _in_fp32(halves: memoryview) -> memoryview:
@@ -138,22 +109,20 @@ def _split_model(model: bytes) -> tuple[bytes, list[_Piece]]:
             else:
                 graph += inner_field
         head += field(_GRAPH, bytes(graph))
-    apart.sort(key=lambda pieces: next(piece.offset for piece in pieces if isinstance(piece, _Tensor)))
+    apart.sort(key=lambda pieces: next(piece.offset for piece in pieces if isinstance(piece, Tensor)))
     return bytes(head), [piece for pieces in apart for piece in pieces]
 
 
 def _streamed_field(number: int, message: bytes) -> list[_Piece]:
     if number == _INITIALIZER:
-        tensor = _read_external_data(message)
-        return (
-            _field(_INITIALIZER, [tensor.rest + header(_RAW_DATA, tensor.size), tensor]) if tensor is not None else []
-        )
+        tensor = read_tensor(message)
+        content: list[_Piece] = [tensor_head(tensor) + header(RAW_DATA, tensor.size), tensor]
+        return _field(_INITIALIZER, content) if tensor.location else []
     pieces = _with_weights(message, (_ATTRIBUTE, _BODY)) if number == _NODE else []
     return _field(_NODE, pieces) if pieces else []
 
 
 def _with_weights(message: bytes, path: tuple[int, ...]) -> list[_Piece]:
-    """Return a message as pieces, with the weights of the graphs at a path of field numbers; none where it has none."""
     pieces, streamed_fields = list[_Piece](), 0
     for number, whole, content in fields(message):
         inner = list[_Piece]()
@@ -168,18 +137,4 @@ def _with_weights(message: bytes, path: tuple[int, ...]) -> list[_Piece]:
 
 
 def _field(number: int, pieces: list[_Piece]) -> list[_Piece]:
-    return [header(number, sum(map(len, pieces))), *pieces]
-
-
-def _read_external_data(initializer: bytes) -> _Tensor | None:
-    rest, place = bytearray(), {}
-    for number, whole, content in fields(initializer):
-        if number == _EXTERNAL_DATA:
-            entry = {inner: value for inner, _, value in fields(content)}
-            place[entry[_KEY]] = entry[_VALUE]
-        elif number != _DATA_LOCATION:
-            rest += whole
-    if not place:
-        return None
-    offset, length = int(place.get(b"offset", b"0")), int(place[b"length"])
-    return _Tensor(offset, length, bytes(rest), place.get(STORED_AS) == FP16)
+    return [header(number, sum(len(piece) if isinstance(piece, bytes) else piece.size for piece in pieces)), *pieces]

@@ -39,7 +39,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from serfer.core.costs.sessions import run_within, session_bytes, set_threads, share_arena
+from serfer.core.costs.sessions import run_within, session_bytes, set_threads, share_arena, watched_runs
 from serfer.core.errors import PlanError, TaskFailedError
 from serfer.core.plan import Function, Stage, Tile
 
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
     from serfer.lambdas.weights import WeightSource
 
+_TRIM: Callable[[int], object] = getattr(ctypes.CDLL(None), "malloc_trim", int)
+"""Gives free blocks of the C library's heap back to the system, where the library is GNU's."""
 _TRIM_S = 0.05
 _WEIGHTS_IN = "session.model_external_initializers_file_folder_path"
 _FATAL = 4  # of ONNX Runtime's severities: all others are also exceptions
@@ -64,8 +66,6 @@ class Session(Protocol):
 
 
 class _Chain:
-    """Sessions that run one after the other, each on the only output of the one before."""
-
     def __init__(self, sessions: Sequence[ort.InferenceSession]) -> None:
         self._sessions = sessions
         self._reads = [session.get_inputs()[0].name for session in sessions]
@@ -104,6 +104,8 @@ class SessionCache:
         self._most_bytes = most_bytes
         self._source = source
         self._longest_run_s = longest_run_s
+        if longest_run_s is not None:
+            watched_runs(longest_run_s)  # starts its thread now: with no memory for one, a run would wait for ever
         self._lock = threading.Lock()  # of the sessions, never held while one is built
         self._weights_lock = threading.RLock()  # of weights, held while a session is built over fetched ones
         self._in_files: set[str] = set()
@@ -150,7 +152,7 @@ class SessionCache:
         return waited
 
     def run(self, stage: Stage, tile: Tile, inputs: Mapping[str, Array]) -> list[Array]:
-        session = self.get(stage, tile)
+        session = self._get(stage.functions[tile.function], tile.graph)
         try:
             if self._longest_run_s is not None:
                 return run_within(ort, session, inputs, self._longest_run_s)
@@ -202,21 +204,18 @@ class SessionCache:
             if weights:
                 last = all(other.path in self._sessions for other in function.graphs if other.path != graph)
                 return self._session_over_weights(weights, function, model, give_back=last)
-            return self._session_over_files(function, model)
+            options = self._options()
+            if function.weights.bytes:
+                options.add_session_config_entry(_WEIGHTS_IN, str((self._directory / function.weights.path).parent))
+            session: Session = _session(model, options)
         except Exception as error:  # as in `run`
             raise _failure_text(graph, error) from error
-
-    def _session_over_files(self, function: Function, model: bytes) -> Session:
-        options = self._options()
-        if function.weights.bytes:
-            options.add_session_config_entry(_WEIGHTS_IN, str((self._directory / function.weights.path).parent))
-        session: Session = _session(model, options)
+        _TRIM(0)  # a few MB of what ONNX Runtime has freed, in half a millisecond
         return session
 
     def _session_over_weights(
         self, weights: mmap.mmap | bytes, function: Function, model: bytes, *, give_back: bool
     ) -> Session:
-        """Return the session of a model over fetched weights, which are zeros afterwards with `give_back`."""
         from serfer.lambdas.model_parts import parts  # noqa: PLC0415 - for fetched weights alone
         from serfer.lambdas.model_stream import MOST_BYTES, streamed  # noqa: PLC0415 - same
 
@@ -265,19 +264,12 @@ def _session(model: bytes | str, options: ort.SessionOptions) -> ort.InferenceSe
 
 @contextmanager
 def _heap_trimmed() -> Iterator[None]:
-    """Give free blocks of the C library's heap back to the system, meanwhile and at last, where the library is GNU's.
-
-    Of blocks that ONNX Runtime frees while it makes a session, the heap kept up to 75 MB more in one start of four.
-    """
-    trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if not trim:
-        yield
-        return
+    """Of blocks that ONNX Runtime frees meanwhile, the heap kept up to 75 MB more in one start of four."""
     ended = threading.Event()
 
     def repeat() -> None:
         while not ended.wait(_TRIM_S):
-            trim(0)
+            _TRIM(0)
 
     thread = threading.Thread(target=repeat, name="heap")
     thread.start()
@@ -286,7 +278,7 @@ def _heap_trimmed() -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
-        trim(0)
+        _TRIM(0)
 
 
 def _failure_text(graph: str, error: Exception) -> PlanError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from serfer.core.checksum import protect, verified
-from serfer.core.errors import InputError, PlanError, StoreError, StoreUnavailableError
-from serfer.core.keys import NO_QUERY, StoreCounts, input_key, output_key, query_keys, reply_key
+from serfer.core.errors import InputError, NotFiniteError, PlanError, StoreError, StoreUnavailableError
+from serfer.core.keys import NO_QUERY, ResultPlace, StoreCounts, input_key, output_key, query_keys, reply_key
 from serfer.core.plan import Function, Piece, Plan, Stage, Tile
 from serfer.core.retry import Backoff, RetryPolicy, retry
-from serfer.core.units import FLOAT_BYTES
+from serfer.core.units import FLOAT_BYTES, MS_PER_S
 from serfer.core.wire import (
     Buffer,
     CleanUp,
@@ -43,6 +43,7 @@ from serfer.core.wire import (
 )
 from serfer.lambdas.cell_codec import Array, cells_to_bytes, crop_to_input, pieces_to_inputs
 from serfer.lambdas.sessions import SessionCache
+from serfer.lambdas.stage_share import StageShare
 from serfer.storage.exchange import Exchange
 from serfer.storage.store import Range as ByteRange
 from serfer.storage.store import Store
@@ -60,23 +61,7 @@ class _Read(NamedTuple):
     counts: StoreCounts
 
 
-class _TileOutput(NamedTuple):
-    """What a task answers with, None where it wrote that, and the store requests of writing."""
-
-    output: memoryview | None
-    counts: StoreCounts
-
-
-class _Times(NamedTuple):
-    started: float
-    read: float
-    computed: float
-    ended: float
-
-
 class _Start(NamedTuple):
-    """The milliseconds of a cold start, and those of them that were waited for weights."""
-
     init_ms: float
     fetch_ms: float
 
@@ -124,8 +109,8 @@ class Worker:
         """
         started = time.perf_counter()
         waited_s = self._sessions.load(functions)
-        taken_ms = _ms(started, time.perf_counter())
-        self._start = _Start(self._start.init_ms + taken_ms, self._start.fetch_ms + _ms(0.0, waited_s))
+        taken_ms = (time.perf_counter() - started) * MS_PER_S
+        self._start = _Start(self._start.init_ms + taken_ms, self._start.fetch_ms + waited_s * MS_PER_S)
         return taken_ms
 
     def restore(self, environment: str, store: Store, started: float, results: Store | None = None) -> None:
@@ -139,7 +124,7 @@ class Worker:
         self._sessions.disconnect()
         self._store, self._results = store, results
         self._environment = environment
-        self._start = _Start(_ms(started, time.perf_counter()), 0.0)
+        self._start = _Start((time.perf_counter() - started) * MS_PER_S, 0.0)
 
     def close(self) -> None:
         exchange, self._exchange = self._exchange, None
@@ -169,7 +154,7 @@ class Worker:
         return report
 
     def _run_gang(self, task: Task, started: float) -> Report:
-        from serfer.lambdas.gang import GangRun, StageShare  # noqa: PLC0415 - few plans have gangs
+        from serfer.lambdas.gang import GangRun  # noqa: PLC0415 - few plans have gangs
 
         member = self._member(task)
         if task.result is not None:
@@ -179,28 +164,14 @@ class Worker:
         counts = StoreCounts(bytes_get=sum(map(len, stored)), gets=len(stored))
         first = [self._crop_input(task, stored, self._plan.stages[0])] if task.stage == 0 else []
         values = [] if first else self._assemble_pieces(task, stored)
-        run = GangRun(member, task, self._sessions, self._store, self._open_exchange(), self._results)
-        shares = run.run(first, values, StageShare(started, counts))
+        run = GangRun(member, task, self._sessions, self._open_exchange(), self._write)
+        shares = [StageShare(started, counts), *(StageShare() for _ in member.stages[1:])]
+        run.run(first, values, shares)
         start, self._start = self._start, _WARM
-        reports = [
-            Report(
-                environment=self._environment,
-                init_ms=0.0 if number else start.init_ms,
-                fetch_ms=0.0 if number else start.fetch_ms,
-                read_ms=_ms(share.started, share.read),
-                compute_ms=_ms(share.read, share.computed),
-                write_ms=_ms(share.computed, share.ended),
-                total_ms=_ms(share.started, share.ended),
-                weight_loads=self._sessions.weight_loads,
-                sessions=self._sessions.built,
-                counts=share.counts,
-                output=share.output,
-                shared=len(shares),
-                wait_ms=_ms(0.0, share.waited),
-            )
-            for number, share in enumerate(shares)
-        ]
-        return replace(reports[0], later=tuple(reports[1:]))
+        first_report, *later = (
+            self._report(share, _WARM if number else start, shared=len(shares)) for number, share in enumerate(shares)
+        )
+        return replace(first_report, later=tuple(later))
 
     def _member(self, task: Task) -> Member:
         gang = self._plan.gang_of(task.stage)
@@ -260,13 +231,11 @@ class Worker:
         try:
             result: Report | TaskError = self.run(task)
         except Exception as error:  # noqa: BLE001 - whatever it is, the driver has to know
-            result = TaskError(type(error).__name__, str(error).partition("\n")[0])
+            result = _task_error(error)
         key = reply_key(task.query, task.stage, task.tile, task.reply)
-        self._put_reply(key, protect(pack_result(result), key), task.ttl)
-
-    def _put_reply(self, key: str, value: bytes, ttl: float) -> None:
+        value = protect(pack_result(result), key)
         # whatever it raises has Lambda try the event again
-        retry(lambda: self._store.put(key, value, ttl), _REPLY, time.sleep)
+        retry(lambda: self._store.put(key, value, task.ttl), _REPLY, time.sleep)
 
     def clean_up(self, request: CleanUp) -> None:
         """Delete the keys of a query: its crops, what every stage wrote and, unless it is to be kept, its answer."""
@@ -294,54 +263,82 @@ class Worker:
 
     def _compute(self, reads: Sequence[_Read], stage: Stage, tile: Tile, started: float) -> list[Report]:
         read = time.perf_counter()
-        inputs = {f"input{number}": value for number, value in enumerate(_join_inputs(reads))}
-        outputs = self._sessions.run(stage, tile, inputs)
+        arrays = reads[0].data
+        if len(reads) > 1:
+            arrays = [np.concatenate(values) for values in zip(*(task_input.data for task_input in reads), strict=True)]
+        outputs = self._sessions.run(stage, tile, {f"input{number}": value for number, value in enumerate(arrays)})
         if reads[0].task.size:
             _check_shapes(outputs, stage, tile, reads[0].task)
-        computed = time.perf_counter()
-        written = [
-            self._write(read.task, tile, part) for read, part in zip(reads, _split_outputs(outputs, reads), strict=True)
-        ]
-        times = _Times(started, read, computed, time.perf_counter())
-        return self._report_tasks(reads, written, times)
+        computed, images, shares = time.perf_counter(), 0, []
+        for task, _, counts in reads:
+            first, images = images, images + task.batch
+            shares.append(StageShare(started, counts, read, computed))
+            self._write(task, task.stage, tile, [output[first:images] for output in outputs], shares[-1])
+        ended = time.perf_counter()
+        start, self._start = self._start, _WARM
+        reports = []
+        for (task, _, _), share in zip(reads, shares, strict=True):
+            share.ended = ended
+            reports.append(self._report(share, start, task.batch / images))
+        return reports
 
-    def _write(self, task: Task, tile: Tile, outputs: Sequence[Array]) -> _TileOutput:
-        if task.result is not None:
-            from serfer.lambdas.results import write_result  # noqa: PLC0415 - most answers are carried
-
+    def _write(
+        self, task: Task, stage: int, tile: Tile, outputs: Sequence[Array], share: StageShare, *, answers: bool = True
+    ) -> None:
+        if answers and task.result is not None:
             self._check_answer(task)
-            return _TileOutput(None, write_result(self._results, self._plan, task.result, tile, outputs))
-        key = output_key(task.query, task.stage, task.tile)
+            share.counts += self._write_result(task.result, tile, outputs)
+            return
+        key = output_key(task.query, stage, task.tile)
         value = cells_to_bytes(outputs, tile, key)
-        if task.inline:
-            return _TileOutput(value, StoreCounts())
-        self._store.put(key, value, task.ttl)
-        return _TileOutput(None, StoreCounts(bytes_put=len(value), puts=1))
+        if answers and task.inline:
+            share.output = value
+        else:
+            self._store.put(key, value, task.ttl)
+            share.counts += StoreCounts(bytes_put=len(value), puts=1)
+
+    def _write_result(self, place: ResultPlace, tile: Tile, outputs: Sequence[Array]) -> StoreCounts:
+        from serfer.core.plan.answers import answer_arrays  # noqa: PLC0415 - most answers are carried
+        from serfer.core.zarr import encode_chunk  # noqa: PLC0415 - same
+
+        if self._results is None:
+            raise PlanError("SERFER_RESULTS is not set here: give workers and drivers the URL of the store of results")
+        arrays = answer_arrays(self._plan, len(outputs[0]))
+        for array, values in zip(arrays, outputs, strict=True):
+            if not np.isfinite(values).all():
+                raise NotFiniteError(
+                    f"the network's output {array.name!r} has values that are NaN or infinite: look at the model, or "
+                    "at the preprocessing, with this input"
+                )
+        counts = StoreCounts()
+        for number, (array, values, rect) in enumerate(zip(arrays, outputs, tile.outputs, strict=True)):
+            path = next(chunk.path for chunk in array.chunks if chunk.rect == rect)
+            self._results.put(place.key(f"{number}/{path}"), encode_chunk(array, values), place.chunks_ttl)
+            counts += StoreCounts(bytes_put=array.chunk_bytes, puts=1)
+        return counts
 
     def _check_answer(self, task: Task) -> None:
         last = (task.gang.stop if task.gang else task.stage + 1) == len(self._plan.stages)
         if not last or self._plan.windows or self._plan.sizes:
             raise InputError("only what the last stage computes of whole images of one size is kept as a result")
 
-    def _report_tasks(self, reads: Sequence[_Read], written: Sequence[_TileOutput], times: _Times) -> list[Report]:
-        start, self._start = self._start, _WARM
-        images = sum(read.task.batch for read in reads)
-        return [
-            Report(
-                environment=self._environment,
-                init_ms=task.batch / images * start.init_ms,
-                fetch_ms=task.batch / images * start.fetch_ms,
-                read_ms=task.batch / images * _ms(times.started, times.read),
-                compute_ms=task.batch / images * _ms(times.read, times.computed),
-                write_ms=task.batch / images * _ms(times.computed, times.ended),
-                total_ms=task.batch / images * _ms(times.started, times.ended),
-                weight_loads=self._sessions.weight_loads,
-                sessions=self._sessions.built,
-                counts=counts + value.counts,
-                output=value.output,
-            )
-            for (task, _, counts), value in zip(reads, written, strict=True)
-        ]
+    def _report(self, share: StageShare, start: _Start, part: float = 1.0, shared: int = 1) -> Report:
+        part_ms = part * MS_PER_S
+        return Report(
+            environment=self._environment,
+            init_ms=part * start.init_ms,
+            fetch_ms=part * start.fetch_ms,
+            read_ms=part_ms * (share.read - share.started),
+            compute_ms=part_ms * (share.computed - share.read),
+            write_ms=part_ms * (share.ended - share.computed),
+            total_ms=part_ms * (share.ended - share.started),
+            weight_loads=self._sessions.weight_loads,
+            sessions=self._sessions.built,
+            counts=share.counts,
+            output=share.output,
+            shared=shared,
+            wait_ms=share.waited * MS_PER_S,
+        )
 
     def _find(self, task: Task) -> tuple[Stage, Tile]:
         self._check(task.plan)
@@ -360,18 +357,12 @@ class Worker:
             raise InputError("the task belongs to another plan; deploy the functions of the plan that the driver runs")
 
     def _read_tasks(self, tasks: Sequence[Task], stage: Stage) -> list[_Read | TaskError]:
-        """Read what all tasks need; where that fails, one task after the other, which says whose fault it was."""
         try:
             return [*self._read(tasks, stage)]
-        except (InputError, StoreError):
-            return [self._read_alone(task, stage) for task in tasks]
-
-    def _read_alone(self, task: Task, stage: Stage) -> _Read | TaskError:
-        try:
-            [read] = self._read([task], stage)
         except (InputError, StoreError) as error:
-            return TaskError(type(error).__name__, str(error).partition("\n")[0])
-        return read
+            if len(tasks) == 1:
+                return [_task_error(error)]
+            return [outcome for task in tasks for outcome in self._read_tasks([task], stage)]
 
     def _read(self, tasks: Sequence[Task], stage: Stage) -> list[_Read]:
         wanted = [self._missing_pieces(task, stage.tiles[task.tile].pieces) for task in tasks]
@@ -403,7 +394,7 @@ class Worker:
 
     def _statistics(self, task: Task) -> list[Array]:
         values = self._plan.windows.values if self._plan.windows else 0
-        data = b"".join(part or b"" for part in task.parts)
+        data = b"".join(filter(None, task.parts))
         if len(data) != FLOAT_BYTES * values:
             raise InputError(f"the task carries {len(data)} bytes of statistics, its plan has {values} values")
         return [np.frombuffer(data, "<f4").reshape(1, values).repeat(task.batch, 0)] if data else []
@@ -431,8 +422,8 @@ class Worker:
         return places
 
 
-def _ms(start: float, stop: float) -> float:
-    return (stop - start) * 1000
+def _task_error(error: Exception) -> TaskError:
+    return TaskError(type(error).__name__, str(error).partition("\n")[0])
 
 
 def _check_shapes(outputs: Sequence[Array], stage: Stage, tile: Tile, task: Task) -> None:
@@ -442,16 +433,3 @@ def _check_shapes(outputs: Sequence[Array], stage: Stage, tile: Tile, task: Task
                 f"output {number} of images of {task.size} has shape {output.shape}, the plan says "
                 f"{shape.of(rect, task.batch)}: make the plan again, with a larger multiple in --size"
             )
-
-
-def _join_inputs(reads: Sequence[_Read]) -> list[Array]:
-    if len(reads) == 1:
-        return reads[0].data
-    return [np.concatenate(values) for values in zip(*(read.data for read in reads), strict=True)]
-
-
-def _split_outputs(outputs: Sequence[Array], reads: Sequence[_Read]) -> Iterator[list[Array]]:
-    end = 0
-    for read in reads:
-        start, end = end, end + read.task.batch
-        yield [output[start:end] for output in outputs]

@@ -62,7 +62,6 @@ class Target:
     boundaries: Sequence[str] = ()
 
     def arns(self, pattern: str) -> list[str]:
-        """Return a pattern's ARNs, one for each stack and region that it names."""
         arns = (
             pattern.format(p=self.partition, r=region, a=self.account, s=stack, e=repositories(stack))
             for stack in self.stacks
@@ -106,7 +105,6 @@ def policies(types: Collection[str], target: Target) -> list[dict[str, Any]]:
 
 
 def _characters(allowed: Sequence[dict[str, Any]]) -> int:
-    """Return how long a document with these statements is, as IAM counts it: without blanks."""
     return len(json.dumps({"Version": "2012-10-17", "Statement": allowed}, separators=(",", ":")))
 
 

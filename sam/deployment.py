@@ -121,7 +121,6 @@ def _check(deployment: Deployment) -> None:
 
 
 def load_deployment(build: Path) -> Deployment:
-    """Read BUILD's record; raises InputError where it is missing or unusable."""
     return parse_deployment(_text(build / RECORD, _MOST_RECORD_BYTES))
 
 

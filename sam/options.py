@@ -264,7 +264,6 @@ class Options:
             raise UsageError("provisioned_concurrency does not go with --snapstart: a function has one of them")
 
     def check_plan(self, plan: Plan) -> None:
-        """Raise UsageError for a choice that does not go with where a plan's functions have their weights."""
         for number, stage in enumerate(plan.stages):
             if self.gpu is not None and stage.weights_in == CONTAINER:
                 raise UsageError(

@@ -39,11 +39,11 @@ def check_deployable(
     """
     options.check()
     check_region(options, facts)
-    for each in (plan, *([cold] if cold else [])):
-        options.check_plan(each)
-        _check_functions(each, facts)
-        _check_times(each, options, facts)
-        _check_gangs(each, options, facts)
+    for checked in (plan, *([cold] if cold else [])):
+        options.check_plan(checked)
+        _check_functions(checked, facts)
+        _check_times(checked, options, facts)
+        _check_gangs(checked, options, facts)
     if options.by_state_machine:
         _check_machine(plan, options)
     if cold:
@@ -56,7 +56,6 @@ def check_deployable(
 
 
 def check_region(options: Options, facts: AwsFacts) -> None:
-    """Raise UsageError for a region or a zone that AWS has not, or that lacks what was chosen."""
     session, region = Session({"profile": (None, None, None, None)}), options.region  # whatever AWS_PROFILE says
     partitions = session.get_available_partitions()
     known = [name for partition in partitions for name in session.get_available_regions("lambda", partition)]
@@ -137,7 +136,7 @@ def _check_gangs(plan: Plan, options: Options, facts: AwsFacts) -> None:
 
 def _check_room(plan: Plan, cold: Plan, facts: AwsFacts) -> None:
     """Refuse a cold plan that would take the environments which its query starts for the other plan."""
-    needed = [max(stage.grid.tiles for stage in each.stages) for each in (cold, plan)]
+    needed = [max(stage.grid.tiles for stage in priced.stages) for priced in (cold, plan)]
     most = facts.functions.concurrency
     if sum(needed) > most:
         raise UsageError(
@@ -163,7 +162,6 @@ def _check_pings(plan: Plan, pings: Pings, facts: AwsFacts) -> None:
 
 
 def _check_provisioned(plan: Plan, options: Options, queries: int, facts: AwsFacts) -> None:
-    """Refuse more provisioned environments than a function may have, or than an account may set aside."""
     counts, functions = environments(plan, queries), facts.functions
     reserved = options.reserved_concurrency
     if reserved is not None and max(counts.values()) > reserved:
@@ -196,8 +194,8 @@ def _notes(plan: Plan, cold: Plan | None, options: Options, facts: AwsFacts, acc
             f"a GPU pool's drivers update its registry each second in --store {options.store}: about "
             f"${usd:,.0f} a month for each driver, also when idle; choose --store valkey"
         )
-    notes += dict.fromkeys(note for each in plans for note in _gang_notes(each, options))
-    count = sum(len(each.functions) for each in plans)
+    notes += dict.fromkeys(note for plan in plans for note in _gang_notes(plan, options))
+    count = sum(len(plan.functions) for plan in plans)
     reserved = (options.reserved_concurrency or 0) * count
     if reserved > functions.concurrency - functions.concurrency_kept:
         notes.append(
@@ -234,7 +232,7 @@ def account_notes(plans: Sequence[Plan], account: AccountQuotas, *, drivers: boo
 
 def memory_note(plan: Plan, account: AccountQuotas) -> str:
     """Name the stage that has more memory than an account's functions may have; empty where none has."""
-    number, large = max(enumerate(stage.memory_mb for stage in plan.stages), key=lambda one: one[1])
+    number, large = max(enumerate(stage.memory_mb for stage in plan.stages), key=lambda pair: pair[1])
     if large <= account.memory_mb:
         return ""
     return (
@@ -244,7 +242,6 @@ def memory_note(plan: Plan, account: AccountQuotas) -> str:
 
 
 def check_template(template: Mapping[str, Any], facts: AwsFacts) -> None:
-    """Raise UsageError for a template that has more resources, or more bytes, than a stack may have."""
     count, size = stack_resources(template), len(json.dumps(template))
     advice = "split the model into fewer functions (--stages), or package it with --no-previous"
     if count > facts.services.stack_resources:
@@ -255,9 +252,8 @@ def check_template(template: Mapping[str, Any], facts: AwsFacts) -> None:
         raise UsageError(f"the template has {size:,} bytes, {facts.services.template_limit:,} are allowed: {advice}")
 
 
-def stack_resources(template: Mapping[str, Any], parameters: Mapping[str, Any] | None = None) -> int:
-    """Count what a stack has when SAM has put in what its resources stand for."""
-    return sum(_expanded(kind, properties) for kind, properties in resources(template, parameters).values())
+def stack_resources(template: Mapping[str, Any]) -> int:
+    return sum(_expanded(kind, properties) for kind, properties in resources(template).values())
 
 
 def _expanded(kind: str, properties: Mapping[str, Any]) -> int:

@@ -57,12 +57,11 @@ class StackSettings:
 
 
 def stack_of(directory: Path, environment: str) -> StackSettings:
-    """Return the settings of an environment's stack; raises InputError where the file does not have them."""
     if read_samconfig(directory) is None:
         if is_plan_directory(directory):
             raise InputError(f"{directory} is a plan: serfer deploy package {directory} --out BUILD, and give BUILD")
         raise InputError(f"{directory / FILE} is missing: write it again with serfer deploy package")
-    by_environment = {one.environment: one for one in stacks(directory, region=None)}
+    by_environment = {stack.environment: stack for stack in stacks(directory, region=None)}
     if environment not in by_environment:
         raise InputError(f"{directory / FILE} has no stack_name and region of {environment!r}: is ENV right?")
     return by_environment[environment]
@@ -85,7 +84,7 @@ def stacks(directory: Path, region: str | None) -> list[StackSettings]:
         raise InputError(
             f"{directory / FILE} is not a configuration of SAM CLI: correct it, or move it away and package again"
         ) from error
-    return [one for one in settings if one.region]
+    return [section for section in settings if section.region]
 
 
 def _settings(environment: str, tables: Mapping[str, Any], region: str | None) -> StackSettings:
@@ -105,7 +104,6 @@ def _overrides(value: str | Sequence[str]) -> dict[str, str]:
 
 
 def read_samconfig(directory: Path) -> bytes | None:
-    """Return the file that a BUILD directory has; raises InputError for one that is too large to be one."""
     file = directory / FILE
     if not file.is_file():
         return None

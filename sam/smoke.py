@@ -60,7 +60,6 @@ class Budget:
         self.spent_usd = 0.0
 
     def allow(self, step: str, usd: float) -> None:
-        """Raise OverBudgetError where a step, estimated at so many dollars, is more than what is left."""
         left_usd = self.most_usd - self.spent_usd
         if usd > left_usd:
             raise OverBudgetError(
@@ -103,7 +102,6 @@ class Smoke:
 
 
 def prepare(order: Order, settings: Settings) -> Smoke:
-    """Read BUILD and price the run; raises UsageError where nothing of it answers from here."""
     deployment = load_deployment(order.build)
     options = deployment.options
     if options.drivers != "function":
@@ -139,7 +137,6 @@ def deploy(run: Smoke, session: Any, say: Say) -> Iterator[Budget]:  # noqa: ANN
 
 
 def _check_account(run: Smoke, session: Any) -> None:  # noqa: ANN401 - same
-    """Raise UnavailableError without credentials, UsageError where the stack is there: another run's, perhaps."""
     if session.get_credentials() is None:
         raise UnavailableError("no AWS credentials: set AWS_PROFILE, or AWS_ACCESS_KEY_ID and its secret")
     if find_stack(session.client("cloudformation"), run.stack) is None:
@@ -185,7 +182,7 @@ def ask(run: Smoke, session: Any, budget: Budget, say: Say) -> None:  # noqa: AN
     budget.allow(f"{QUERIES} queries to the REST API", run.bill.cold.usd + QUERIES * run.bill.warm.usd)
     gateway = session.client("apigateway")
     [stack] = session.client("cloudformation").describe_stacks(StackName=run.stack)["Stacks"]
-    outputs = {each["OutputKey"]: each["OutputValue"] for each in stack["Outputs"]}
+    outputs = {output["OutputKey"]: output["OutputValue"] for output in stack["Outputs"]}
     key = gateway.get_api_key(apiKey=outputs["ApiKeyId"], includeValue=True)["value"]
     answers, latencies = set(), []
     with Client(_reachable(outputs["Url"], gateway.meta.endpoint_url), api_key=key) as client:

@@ -75,11 +75,11 @@ def find_stack(formation: Any, name: str) -> DeployedStack | None:  # noqa: ANN4
         if "does not exist" in error.response["Error"].get("Message", ""):
             return None
         raise
-    outputs = {each["OutputKey"]: each["OutputValue"] for each in described.get("Outputs", ())}
-    tags = {each["Key"] for each in described.get("Tags", ())}
+    outputs = {output["OutputKey"]: output["OutputValue"] for output in described.get("Outputs", ())}
+    tags = {tag["Key"] for tag in described.get("Tags", ())}
     store = _STORE.search(described.get("Description", ""))
     pairs = outputs.get("Generations", outputs.get("Plans", "")).split(",")
-    variants = [each.split(":") for each in filter(None, outputs.get("Variants", "").split(","))]
+    variants = [variant.split(":") for variant in filter(None, outputs.get("Variants", "").split(","))]
     return DeployedStack(
         name=name,
         identity=described["StackId"],
@@ -89,7 +89,7 @@ def find_stack(formation: Any, name: str) -> DeployedStack | None:  # noqa: ANN4
         plans=tuple(filter(None, (pair.partition(":")[0] for pair in pairs))),
         serving=outputs.get(_SERVING, ""),
         store=store[1] if store else "",
-        parameters=tuple(each["ParameterKey"] for each in described.get("Parameters", ())),
+        parameters=tuple(parameter["ParameterKey"] for parameter in described.get("Parameters", ())),
         weights=outputs.get("Weights", ""),
         cold={plan: cold for plan, colon, cold in (pair.partition(":") for pair in pairs) if colon},
         beside={main: tuple(others) for main, *others in variants},
@@ -98,7 +98,6 @@ def find_stack(formation: Any, name: str) -> DeployedStack | None:  # noqa: ANN4
 
 
 def our_stack(formation: Any, name: str) -> DeployedStack:  # noqa: ANN401 - same
-    """Return a stack of serfer deploy package's; raises UsageError where there is none of that name."""
     stack = find_stack(formation, name)
     advice = "is samconfig.toml right, or AWS_PROFILE?"
     if stack is None:
@@ -150,10 +149,7 @@ def _previous(formation: Any, stack: DeployedStack) -> str:  # noqa: ANN401 - sa
 
 
 def _released_together(formation: Any, stack: DeployedStack) -> bool:  # noqa: ANN401 - same
-    """Return whether one operation made all plans: then drivers have used only the current one.
-
-    CloudFormation keeps events for 90 days; a plan whose functions are older than that was served.
-    """
+    """CloudFormation keeps events for 90 days; a plan whose functions are older than that was served."""
     operation, made = 0, dict[str, int]()
     first = {made(plan, 0, 0): plan for plan in stack.plans for made in (function_id, weights_id)}
     for page in formation.get_paginator("describe_stack_events").paginate(StackName=stack.identity):

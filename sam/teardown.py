@@ -111,6 +111,6 @@ def forget_uploads(stack: str, session: Any, progress: Callable[[str], None]) ->
         outputs = formation.describe_stacks(StackName=_ARTEFACTS)["Stacks"][0].get("Outputs", ())
     except ClientError:  # SAM CLI never made one here
         return
-    for bucket in (each["OutputValue"] for each in outputs if each["OutputKey"] == "SourceBucket"):
+    for bucket in (output["OutputValue"] for output in outputs if output["OutputKey"] == "SourceBucket"):
         progress(f"deleting {stack}/ from {bucket}")
         _empty(store, bucket, f"{stack}/")

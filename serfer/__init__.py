@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from serfer.core.errors import MissingKeyError as MissingKeyError
     from serfer.core.errors import ModelError as ModelError
     from serfer.core.errors import NetworkLoadError as NetworkLoadError
+    from serfer.core.errors import NoRegistryError as NoRegistryError
     from serfer.core.errors import NotFiniteError as NotFiniteError
     from serfer.core.errors import OverloadedError as OverloadedError
     from serfer.core.errors import PlanError as PlanError
@@ -74,7 +75,14 @@ if TYPE_CHECKING:
     from serfer.mapping.map import map_many as map_many
     from serfer.mapping.map_network import MapNetwork as MapNetwork
     from serfer.mapping.options import MapOptions as MapOptions
+    from serfer.mapping.options import WindowOptions as WindowOptions
     from serfer.mapping.report import MapReport as MapReport
+    from serfer.mapping.windows import MapWindow as MapWindow
+    from serfer.mapping.windows import MapWindows as MapWindows
+    from serfer.mapping.windows import PassStatistics as PassStatistics
+    from serfer.mapping.windows import WindowSums as WindowSums
+    from serfer.mapping.windows import combine as combine
+    from serfer.mapping.windows import windows as windows
     from serfer.pipeline.blocking import Pipeline as Pipeline
     from serfer.pipeline.result import Result as Result
     from serfer.results.manifest import ResultManifest as ResultManifest
@@ -123,15 +131,19 @@ __all__ = [
     "MapOptions",
     "MapPlanOptions",
     "MapReport",
+    "MapWindow",
+    "MapWindows",
     "MissingExtraError",
     "MissingKeyError",
     "ModelError",
     "NamedModel",
     "NetworkLoadError",
+    "NoRegistryError",
     "NotFiniteError",
     "Objectives",
     "OverloadedError",
     "Pad",
+    "PassStatistics",
     "Pipeline",
     "Plan",
     "PlanError",
@@ -168,8 +180,11 @@ __all__ = [
     "UnmetObjectivesError",
     "UsageError",
     "ValueTooLargeError",
+    "WindowOptions",
+    "WindowSums",
     "WrongAnswerError",
     "__version__",
+    "combine",
     "describe",
     "map",
     "map_many",
@@ -178,53 +193,40 @@ __all__ = [
     "register",
     "split",
     "whole_plan",
+    "windows",
 ]
 
 _HOMES = {
-    "AsyncClient": ("serfer.client.async_client", "AsyncClient"),
-    "AsyncJob": ("serfer.client.async_client", "AsyncJob"),
-    "AsyncServedResult": ("serfer.client.results", "AsyncServedResult"),
-    "Client": ("serfer.client.sync_client", "Client"),
-    "FunctionOptions": ("serfer.splitter.planning.split_options", "FunctionOptions"),
-    "ImageNormalisation": ("serfer.core.plan.image_normalisation", "ImageNormalisation"),
-    "ImageStatistics": ("serfer.core.plan.image_normalisation", "ImageStatistics"),
-    "Job": ("serfer.client.sync_client", "Job"),
-    "ManyReport": ("serfer.mapping.many_images", "ManyReport"),
-    "MapNetwork": ("serfer.mapping.map_network", "MapNetwork"),
-    "MapOptions": ("serfer.mapping.options", "MapOptions"),
-    "MapPlanOptions": ("serfer.splitter.map_plan_options", "MapPlanOptions"),
-    "MapReport": ("serfer.mapping.report", "MapReport"),
-    "NamedModel": ("serfer.splitter.network.named_models", "NamedModel"),
-    "Objectives": ("serfer.core.http_messages", "Objectives"),
-    "Pipeline": ("serfer.pipeline.blocking", "Pipeline"),
-    "Plan": ("serfer.core.plan", "Plan"),
-    "Pad": ("serfer.core.plan", "Pad"),
-    "PredictedImage": ("serfer.core.report", "PredictedImage"),
-    "Preprocess": ("serfer.core.plan", "Preprocess"),
-    "SideLimit": ("serfer.core.plan", "SideLimit"),
-    "QueryReport": ("serfer.core.report", "QueryReport"),
-    "RegisterOptions": ("serfer.variants.register_options", "RegisterOptions"),
-    "Registered": ("serfer.variants.register", "Registered"),
-    "Result": ("serfer.pipeline.result", "Result"),
-    "ResultManifest": ("serfer.results.manifest", "ResultManifest"),
-    "SelectedVariant": ("serfer.core.http_messages", "SelectedVariant"),
-    "ServedOutput": ("serfer.client.results", "ServedOutput"),
-    "ServedPrediction": ("serfer.core.http_messages", "ServedPrediction"),
-    "ServedReport": ("serfer.core.http_messages", "ServedReport"),
-    "ServedResult": ("serfer.client.results", "ServedResult"),
-    "ServedTensor": ("serfer.core.inference_protocol", "ServedTensor"),
-    "SplitOptions": ("serfer.splitter.planning.split_options", "SplitOptions"),
-    "StoredResult": ("serfer.results.results", "StoredResult"),
-    "map": ("serfer.mapping.map", "map_image"),
-    "map_many": ("serfer.mapping.map", "map_many"),
-    "describe": ("serfer.splitter.describe", "describe"),
-    "map_plan": ("serfer.splitter.map_plan", "map_plan"),
-    "open": ("serfer.wiring.open_pipeline", "open_pipeline"),
-    "register": ("serfer.variants.register", "register"),
-    "split": ("serfer.splitter.split", "split"),
-    "whole_plan": ("serfer.splitter.whole", "whole_plan"),
+    "serfer.client.async_client": "AsyncClient AsyncJob",
+    "serfer.client.results": "AsyncServedResult ServedOutput ServedResult",
+    "serfer.client.sync_client": "Client Job",
+    "serfer.core.http_messages": "Objectives SelectedVariant ServedPrediction ServedReport",
+    "serfer.core.inference_protocol": "ServedTensor",
+    "serfer.core.plan": "Plan Pad Preprocess SideLimit",
+    "serfer.core.plan.image_normalisation": "ImageNormalisation ImageStatistics",
+    "serfer.core.report": "PredictedImage QueryReport",
+    "serfer.mapping.many_images": "ManyReport",
+    "serfer.mapping.map": "map map_many",
+    "serfer.mapping.map_network": "MapNetwork",
+    "serfer.mapping.options": "MapOptions WindowOptions",
+    "serfer.mapping.report": "MapReport",
+    "serfer.mapping.windows": "MapWindow MapWindows PassStatistics WindowSums combine windows",
+    "serfer.pipeline.blocking": "Pipeline",
+    "serfer.pipeline.result": "Result",
+    "serfer.results.manifest": "ResultManifest",
+    "serfer.results.results": "StoredResult",
+    "serfer.splitter.describe": "describe",
+    "serfer.splitter.map_plan": "map_plan",
+    "serfer.splitter.map_plan_options": "MapPlanOptions",
+    "serfer.splitter.network.named_models": "NamedModel",
+    "serfer.splitter.planning.split_options": "FunctionOptions SplitOptions",
+    "serfer.splitter.split": "split",
+    "serfer.splitter.whole": "whole_plan",
+    "serfer.variants.register": "Registered register",
+    "serfer.variants.register_options": "RegisterOptions",
+    "serfer.wiring.open_pipeline": "open",
 }
-_ERRORS = "serfer.core.errors"
+_RENAMED = {"map": "map_image", "open": "open_pipeline"}
 
 
 def __getattr__(name: str) -> object:
@@ -232,9 +234,9 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'serfer' has no attribute {name!r}")
     from serfer.extras import named_extras  # noqa: PLC0415 - as typing
 
-    module, attribute = _HOMES.get(name, (_ERRORS, name))
+    module = next((module for module, names in _HOMES.items() if name in names.split()), "serfer.core.errors")
     with named_extras():
-        return getattr(import_module(module), attribute)
+        return getattr(import_module(module), _RENAMED.get(name, name))
 
 
 def __dir__() -> list[str]:

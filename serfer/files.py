@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from serfer.core.errors import InputError
+from serfer.core.errors import InputError, UsageError
 
 _OWN = 0o600
 
@@ -36,12 +36,26 @@ def why_unsafe(path: Path) -> str:
 
     A group counts as the user's own where it has the user's name and no other member (umask 002), or no name at all.
     """
+    owner, others = _writers(path)
+    return owner or others
+
+
+def check_owner(directory: Path) -> None:
+    """Refuse a directory for data that another user made for others to write; raises UsageError, OSError.
+
+    What root made may be for others: mounted volumes are.
+    """
+    if all(why := _writers(directory)):
+        raise UsageError(f"{directory} {' and '.join(why)}: give one of your own")
+
+
+def _writers(path: Path) -> tuple[str, str]:
     status, user, sudo = path.stat(), os.geteuid(), os.environ.get("SUDO_UID", "")
     trusted = {0, user} | ({int(sudo)} if user == 0 and sudo.isdecimal() else set())
-    if status.st_uid not in trusted:
-        return f"belongs to another user ({status.st_uid})"
+    owner = "" if status.st_uid in trusted else f"belongs to another user ({status.st_uid})"
     others = status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and not _is_own(status.st_gid, trusted))
-    return "can be written by other users" if others and not os.statvfs(path).f_flag & os.ST_RDONLY else ""
+    writable = others and not os.statvfs(path).f_flag & os.ST_RDONLY
+    return owner, "can be written by other users" if writable else ""
 
 
 def _is_own(group: int, users: Iterable[int]) -> bool:
@@ -105,6 +119,14 @@ def write_chunks(path: Path, chunks: Iterable[bytes], mode: int = 0o666) -> None
             part.unlink(missing_ok=True)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise InputError(f"{str(path)!r} cannot be written: {getattr(error, 'strerror', None) or error}") from error
+
+
+def sync_folder(folder: Path) -> None:
+    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
 
 
 @contextmanager

@@ -90,7 +90,7 @@ def _read(path: Path) -> str | None:
         return data.decode("utf-8")
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a NUL in the name
         raise PlanError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
@@ -136,17 +136,17 @@ def load_cold_plan(directory: Path, plan: Plan) -> Plan | None:
 def _differences(plan: Plan, cold: Plan) -> list[str]:
     """Return what plans of one network that give the same answers have in common, and these two have not, in words."""
     compared: dict[str, Callable[[Plan], object]] = {
-        "the model": lambda each: each.model,
-        "the origin of the weights": lambda each: each.weights,
-        "the input": lambda each: each.input,
-        "the output": lambda each: each.output,
-        "the activation": lambda each: each.activation,
-        "the preprocessing": lambda each: each.preprocess,
-        "the labels": lambda each: each.labels,
+        "the model": lambda plan: plan.model,
+        "the origin of the weights": lambda plan: plan.weights,
+        "the input": lambda plan: plan.input,
+        "the output": lambda plan: plan.output,
+        "the activation": lambda plan: plan.activation,
+        "the preprocessing": lambda plan: plan.preprocess,
+        "the labels": lambda plan: plan.labels,
         "the operators": _operators,
     }
     if plan.explained and cold.explained:
-        compared["the changes to the model"] = lambda each: [(change.what, change.how) for change in each.changes]
+        compared["the changes to the model"] = lambda plan: [(change.what, change.how) for change in plan.changes]
     return [name for name, of in compared.items() if of(plan) != of(cold)]
 
 

@@ -48,7 +48,6 @@ def code_of(error: Exception) -> str:
 
 @contextmanager
 def s3_errors(explain: Callable[[Exception], SerferError]) -> Iterator[None]:
-    """Raise what `explain` makes of what botocore raises."""
     from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 - see above
 
     try:

@@ -109,8 +109,8 @@ class Settings(BaseSettings):
     object_store: str | None = None
     """That of a second store, for the stages that the plan sends to S3."""
     workers: str | None = None
-    """The workers: `local`, `inprocess` or `aws`; by default `local` (of `serfer verify`, `inprocess`), or `aws` with a
-    stack.
+    """The workers: `local`, `inprocess` or `aws`. By default `inprocess` for plans of one task, `local` for others and
+    `serfer map`, `inprocess` for `serfer verify`, `aws` with a stack.
     """
     stack: str | None = None
     """The stack of a deployment, whose functions are invoked."""
@@ -130,6 +130,8 @@ class Settings(BaseSettings):
     """Images decoded at once, each in a process that takes up to 20 bytes a pixel (in a driver function: one)."""
     api_decode_cpu_s: float = Field(default=10.0, gt=0, le=3600)
     """Processor time that decoding the images of a request may take."""
+    api_plain_bytes: int = Field(default=256 * 1024, ge=0, le=256 * 1024)
+    """Up to how many bytes of plain JPEG and PNG files of a request the service decodes itself (0: a decoder does)."""
     api_jobs: str = Field(default="", max_length=1024)
     """Where the images of offline jobs lie (`POST /v1/jobs`): `s3://BUCKET/PREFIX`, or a directory. None are taken
     without it; each counts as one request in quotas.
@@ -207,8 +209,8 @@ class Settings(BaseSettings):
     its own leaves.
     """
     session_threads: int | None = Field(default=None, gt=0)
-    """For workers in process: the threads that compute a pass of the network. If not set, all cores, shared among a
-    stage's tiles, which answers one query at a time soonest; 1 takes less processor time where several are in flight.
+    """For workers in process: the threads that compute a pass of the network. If not set, one where its tasks are
+    predicted to take less than 20 ms, else all cores, shared among a stage's tiles, which answers one query soonest.
     """
     share_arena: bool | None = None
     """For workers in process: whether sessions work in one arena of ONNX Runtime, which takes the place of one that the
@@ -498,7 +500,6 @@ def _file() -> tuple[Path | None, dict[str, Any]]:
 
 
 def _meant(key: str, value: object) -> str:
-    """Return which setting, or table of a command, a key of the file may have been meant for."""
     known, names, form = [*Settings.model_fields], [key], "{}"
     if isinstance(value, dict):
         known, names, form = [*TABLES], [key, f"{key}-{next(iter(value), '')}"], "[{}]"
@@ -637,10 +638,7 @@ def load_settings(given: Mapping[str, Given] | None = None) -> Settings:
 
 
 def _left(values: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is left of a source's settings below those `above`: who names a stack means its workers and stores.
-
-    So who names workers that are not in AWS means no stack.
-    """
+    """Who names a stack means its workers and stores, so who names workers that are not in AWS means no stack."""
     replaced: tuple[str, ...] = ()
     if above.get("stack"):
         replaced = ("workers", "store", "object_store")

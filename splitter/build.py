@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from serfer.arrays import array_of
+from serfer.core.costs.cold_queries import ColdPrice, price_cold
 from serfer.core.costs.operator_costs import Profiles
 from serfer.core.errors import ModelError
 from serfer.core.exactness import difference
@@ -36,8 +37,8 @@ from serfer.splitter.package_fit import fit
 from serfer.splitter.plan_dir.assemble import PackageOverflowError, assemble
 from serfer.splitter.plan_dir.check import check_exact
 from serfer.splitter.plan_dir.output_directory import appearing_whole
-from serfer.splitter.planning.cold.plan import ColdOffer, cold_environments, cold_offer
-from serfer.splitter.planning.explanation import alternative, as_is_sentence, describe, why_nothing_fits
+from serfer.splitter.planning.cold.plan import ColdOffer, cold_offer, describe_cold
+from serfer.splitter.planning.explanation import alternative, as_is_sentence, why_nothing_fits
 from serfer.splitter.planning.limits import WeightStorage
 from serfer.splitter.planning.optional import optional
 from serfer.splitter.planning.planner import Decision, choices_of, prepare
@@ -52,7 +53,6 @@ from serfer.splitter.time_left import TimeLeft
 _SURFACES = 40
 _CHOICES = 4
 _NO_OTHER = " There is no cold plan: the one with the earliest first answer is this plan."
-_NO_OFFER = ColdOffer(None, "")
 _TO_CHANNELS_FIRST = [0, 3, 1, 2]
 _MOST_CHANNELS = 4
 
@@ -79,15 +79,6 @@ class Network:
 
 
 @dataclass(frozen=True)
-class _Choice:
-    """A decision, a cold plan that is offered with it, and the environments that a query may start on the latter."""
-
-    decision: Decision
-    cold: ColdOffer = _NO_OFFER
-    environments: int = 0
-
-
-@dataclass(frozen=True)
 class _Planner:
     """Chooses plans of a graph within a budget; `sentences` stand in every explanation, before and after the budget."""
 
@@ -97,25 +88,22 @@ class _Planner:
     progress: TimeLeft
     sentences: tuple[str, str]
 
-    def choose(self, budget: Budget) -> _Choice:
+    def choose(self, budget: Budget) -> Decision:
+        planned_for = f" Planned for {budget.account}." if budget.account else ""
         decision = fit(self.graph, self.options, budget, self.images, self.progress)
+        return replace(decision, sentences=planned_for.join(self.sentences))
 
-        def offer_cold_plan() -> ColdOffer:
-            return cold_offer(decision, self.options, budget, self.progress)
+    def offer_cold(self, decision: Decision, price: ColdPrice, budget: Budget) -> ColdOffer:
+        def offer() -> ColdOffer:
+            return cold_offer(decision, price, self.options, budget, self.progress)
 
         if self.options.cold_plan == "always":
-            offer = offer_cold_plan()
-        else:
-            offer = optional("the choice of a cold plan", offer_cold_plan, lambda: _NO_OFFER)
-        planned_for = f" Planned for {budget.account}." if budget.account else ""
-        why = decision.why + planned_for.join(self.sentences)
-        return _Choice(replace(decision, why=why), offer, cold_environments(decision, self.options, budget))
+            return offer()
+        return optional("the choice of a cold plan", offer, ColdOffer)
 
-    def choose_cold(self, budget: Budget, warm: _Choice) -> _Choice:
-        first = warm.cold.decision
-        assert first is not None  # noqa: S101 - there is an offer
+    def choose_cold(self, budget: Budget, decision: Decision, price: ColdPrice) -> Decision:
         always = replace(self.options, cold_plan="always")
-        return _Choice(cold_offer(first, always, budget, self.progress, warm.environments).decision or first)
+        return cold_offer(decision, price, always, budget, self.progress).decision or decision
 
 
 def build_plan(
@@ -157,26 +145,30 @@ def _build(
     progress.begin()
     batch = _check_batch(source, sample)
     with appearing_whole(place) as directory:
-        plan, chosen = _write_plan(planner.choose, source, graph, budget, directory, progress)
+        plan, decision = _write_plan(planner.choose, source, graph, budget, directory, progress)
+        price = price_cold(plan, budget.platform)
+        offer = planner.offer_cold(decision, price, budget)
         progress.begin()
         progress("checking the parts against the whole")
         notes.append(check_exact(plan, directory, source, batch, graph))
-        sentence = chosen.cold.sentence
-        if chosen.cold.decision is not None:
+        sentence = offer.sentence
+        if offer.decision is not None:
             cold_directory = directory / COLD_DIRECTORY
             cold_directory.mkdir()
-            choose_cold = partial(planner.choose_cold, warm=chosen)
-            cold_plan, _ = _write_plan(choose_cold, source, graph, budget, cold_directory, progress)
+            choose_cold = partial(planner.choose_cold, decision=decision, price=price)
+            cold_plan, cold = _write_plan(choose_cold, source, graph, budget, cold_directory, progress)
             if cold_plan.digest == plan.digest:
                 shutil.rmtree(cold_directory)
                 sentence = _NO_OTHER
             else:
+                cold_price = price_cold(cold_plan, budget.platform)
+                sentence = describe_cold(cold_price, cold, price, budget.facts.functions)
                 progress("checking the parts of the cold plan")
                 check_exact(cold_plan, cold_directory, source, batch, graph)
         if sentence:
             plan = replace(plan, why=plan.why + sentence)
             write_plan(plan, directory)
-    return plan, (*chosen.decision.notes, *filter(None, notes))
+    return plan, (*decision.notes, *filter(None, notes))
 
 
 def whole(
@@ -203,7 +195,7 @@ def whole(
     source = with_reduction(source, network.description.reduction)
     decision = in_one_function(graph, budget, places)
     takes = f" It takes images of {sizes}; time, memory and dollars are those of the largest." if sizes else ""
-    decision = replace(decision, why=decision.why + as_is_sentence(graph) + takes + metadata)
+    decision = replace(decision, sentences=decision.sentences + as_is_sentence(graph) + takes + metadata)
     with appearing_whole(place) as directory:
         plan = assemble(decision, source, graph, budget, directory, progress)
         progress("checking the plan against the network")
@@ -238,10 +230,7 @@ def _read(
     progress: Progress,
     failure: CannotSplitError | None,
 ) -> tuple[Graph, Source]:
-    """Return a network's graph: of operators that can be split, with a part that runs as it is, or whole as that.
-
-    `notes` get one where a module answers a batch otherwise than its images one by one.
-    """
+    """`notes` get one where a module answers a batch otherwise than its images one by one."""
     try:
         graph = _of_operators(source, sample, reduction, failure)
     except CannotSplitError as refusal:
@@ -276,21 +265,21 @@ def _of_operators(
 
 
 def _write_plan(
-    choose: Callable[[Budget], _Choice],
+    choose: Callable[[Budget], Decision],
     source: Source,
     graph: Graph,
     budget: Budget,
     directory: Path,
     progress: TimeLeft,
-) -> tuple[Plan, _Choice]:
+) -> tuple[Plan, Decision]:
     """Choose a plan and write it; the bytes of its graphs are known only then, so it may have to be chosen again."""
     reserve, limit, tries = 0, budget.limit, 0
     while True:
         tries += 1
-        chosen = choose(replace(budget, limit=PackageLimit(limit.package, limit.dependencies + reserve)))
+        decision = choose(replace(budget, limit=PackageLimit(limit.package, limit.dependencies + reserve)))
         progress.begin()
         try:
-            return assemble(chosen.decision, source, graph, budget, directory, progress, reserve), chosen
+            return assemble(decision, source, graph, budget, directory, progress, reserve), decision
         except PackageOverflowError as overflow:
             if tries == _CHOICES:
                 raise
@@ -339,10 +328,7 @@ def _check_example(graph: Graph, sample: Array) -> None:
 
 
 def _described(source: Source, network: Network, graph: Graph) -> tuple[Source, str]:
-    """Return the source with what was given of it, or else its file's metadata say, and a sentence on these.
-
-    Their labels are left out where they are not one for each class. What neither says of images may be assumed.
-    """
+    """A file's labels are left out where they are not one for each class; of images, what nothing says is assumed."""
     given = network.description
     own = FileDescription(
         None if given.preprocess else source.preprocess,
@@ -378,10 +364,7 @@ def _check_answer(graph: Graph, source: Source) -> None:
 
 
 def _with_boxes(graph: Graph, source: Source, description: Description, notes: list[str]) -> Source:
-    """Return the source with its boxes, if these were asked for, or a file's metadata are a detector's.
-
-    Turned boxes are not read: they are refused where they were asked for, and else said in `notes`.
-    """
+    """Turned boxes are not read: they are refused where they were asked for, and else said in `notes`."""
     tensors, shape, labels = graph.output_tensors, graph.shape(graph.input), len(source.labels)
     if description.boxes is not None:
         if source.origin == ORIENTED:
@@ -453,6 +436,6 @@ def in_one_function(graph: Graph, budget: Budget, places: tuple[str, ...]) -> De
     chain = search.best(BALANCED) if search.fastest else None
     if chain is None:
         raise ModelError(why_nothing_fits(graph, cuts, grids, None, budget, storage))
-    why = f"As given, {describe(chain)}: nothing else was looked for."
-    listed = (alternative(chain, budget.platform, chosen=True),)
-    return Decision(graph, cuts, choices_of(chain), why=why, alternatives=listed)
+    listed = alternative(chain, budget.platform, chosen=True)
+    said = f"As given, {listed.stages}: nothing else was looked for."
+    return Decision(graph, cuts, choices_of(chain), alternatives=(listed,), sentences=said)

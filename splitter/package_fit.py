@@ -15,6 +15,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from serfer.core.costs.cold_queries import ColdPrice
 from serfer.core.errors import ModelError
 from serfer.core.exactness import agreement, relative_error
 from serfer.core.geometry import Grid
@@ -31,7 +32,6 @@ from serfer.splitter.planning.cold.share import best_chain
 from serfer.splitter.planning.explanation import (
     IN_PLACE,
     Constraints,
-    alternative,
     as_is_reason,
     explain_choice,
     faster_in_half,
@@ -143,14 +143,20 @@ def _decide(
         lambda: _deployment_options(original, options, budget, changes),
         tuple[DeploymentOption, ...],
     )
-    why = optional("the explanation", lambda: _explain(fitted, chosen, options, budget, others), str)
+    in_half = optional("the explanation", lambda: _half_instead(fitted, chosen, options, budget), str)
+    constraints = _constraints(options, budget)
+
+    def why(mine: Alternative, _cold: ColdPrice) -> str:
+        paragraph = optional("the explanation", lambda: explain_choice(options, mine, others, budget, constraints), str)
+        return f"{unmet[:1].upper()}{unmet[1:]}{paragraph}{store_sentence(chosen.choices)}{in_half}"
+
     return Decision(
         graph,
         cuts_at(graph, [choice.stop for choice in chosen.choices]),
         chosen.choices,
         changes,
         deployments,
-        unmet[:1].upper() + unmet[1:] + why,
+        why,
         others,
         chosen.gangs,
         (*notes, *filter(None, [unmet])),
@@ -195,19 +201,8 @@ def _explain_unmet(fitted: _Fitted, chosen: _Chosen, options: SplitOptions, budg
     return _why_no_gang(fitted.graph, options, budget, chosen.choices)
 
 
-def _explain(
-    fitted: _Fitted, chosen: _Chosen, options: SplitOptions, budget: Budget, others: Sequence[Alternative]
-) -> str:
-    mine = alternative(chosen.chain, budget.platform, chosen=True)
-    text = explain_choice(options, mine, others, budget, _constraints(options, budget)) + store_sentence(chosen.choices)
-    return text if chosen.half else text + _half_instead(fitted, chosen.chain, options, budget)
-
-
 def _excess_loss(change: ModelChange, options: SplitOptions) -> str:
-    """Return what to warn of where fp16 storage loses more than is allowed; empty where it does not.
-
-    Raises ModelError where fp16 was requested.
-    """
+    """Return a warning, empty for none; raises ModelError where fp16 was requested."""
     if options.max_loss is None or change.error is None or change.error <= options.max_loss:
         return ""
     text = (
@@ -219,7 +214,7 @@ def _excess_loss(change: ModelChange, options: SplitOptions) -> str:
     return f"{text}: weights stay in fp32"
 
 
-def _half_instead(fitted: _Fitted, chain: Chain, options: SplitOptions, budget: Budget) -> str:
+def _half_instead(fitted: _Fitted, chosen: _Chosen, options: SplitOptions, budget: Budget) -> str:
     """Name the plan in fp16 that a plan in fp32 leaves out by default, where it would save something; else empty.
 
     That is another plan where weights must be in zips, which hold twice as many in fp16. Elsewhere it is the same plan,
@@ -228,8 +223,8 @@ def _half_instead(fitted: _Fitted, chain: Chain, options: SplitOptions, budget: 
     graph, storage = fitted.graph, fitted.storage
     nodes = len(graph.nodes)
     full = weight_bytes(graph, 0, nodes)
-    chosen = options.precision == "fp32" or options.max_loss is not None
-    names = frozenset() if chosen or full <= budget.limit.room else precision.storable(graph, graph.nodes)
+    decided = chosen.half or options.precision == "fp32" or options.max_loss is not None
+    names = frozenset() if decided or full <= budget.limit.room else precision.storable(graph, graph.nodes)
     if not names:
         return ""
     with_half = replace(storage, half=names, allowed=True)
@@ -238,8 +233,8 @@ def _half_instead(fitted: _Fitted, chain: Chain, options: SplitOptions, budget: 
     if storage.places == (ZIP,):
         search = _search(graph, fitted.cuts, options, budget, with_half, options.gang)
         other = best_chain(search, options.goal, budget.platform) if search.fastest else None
-        return faster_in_half(chain, other, option) if other else ""
-    return starts_sooner_in_half(graph, chain, with_half, budget, option)
+        return faster_in_half(chosen.chain, other, option) if other else ""
+    return starts_sooner_in_half(graph, chosen.chain, with_half, budget, option)
 
 
 def _why_untiled(

@@ -10,9 +10,6 @@ from serfer.storage.store import Range, Store
 
 __all__ = ["Range", "Store", "check_known", "distribution", "open_store", "redact", "schemes"]
 
-in_worker = False
-"""Whether this process is a worker's, set by lambdas/bootstrap.py: its clients are those that import fast."""
-
 # Resolved when opened: a worker imports the one backend that it uses.
 _BUILT_IN = {
     "memory": "serfer.storage.memory:open_memory",
@@ -34,15 +31,14 @@ def open_store(url: str) -> Store:
         UsageError: no store has that scheme, or the URL is malformed.
         StoreUnavailableError: it cannot be used (a Redis server is connected when first used).
     """
-    scheme, separator, _ = url.partition("://")
-    return _opener(scheme if separator else "")(url)
+    return _opener(url)(url)
 
 
 def check_known(option: str, url: str) -> None:
     """Refuse a URL that is empty or whose scheme no store has; raises UsageError that names the option."""
     if not url:
         raise UsageError(f"{option} is empty: give a store's URL, or leave it out")
-    _opener(url.partition("://")[0] if "://" in url else "")
+    _opener(url)
 
 
 def schemes(url: str) -> set[str]:
@@ -70,7 +66,8 @@ def redact(url: str) -> str:
     return re.sub(r"(?<=[?&]store=)[^&#]*", lambda inner: quote(redact(unquote(inner[0])), safe="*"), url)
 
 
-def _opener(scheme: str) -> Callable[[str], Store]:
+def _opener(url: str) -> Callable[[str], Store]:
+    scheme = url.partition("://")[0] if "://" in url else ""
     if scheme in _BUILT_IN:
         built_in: Callable[[str], Store] = pkgutil.resolve_name(_BUILT_IN[scheme])
         return built_in

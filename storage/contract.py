@@ -48,6 +48,11 @@ Expire: TypeAlias = Callable[[str], None]
 TTL = 60.0
 LONG_S = 30.0
 WAKE_S = 0.2
+_EXAMPLES = settings(
+    deadline=None,
+    max_examples=60,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
+)
 _SENDER = """
 import os, sys, time
 from serfer.storage import open_store
@@ -122,6 +127,11 @@ class StoreContract(_Keys):
     def test_range_of_a_missing_key_is_missing(self, store: Store, key: str, start: int, length: int | None) -> None:
         with pytest.raises(MissingKeyError, match=key):
             store.get(key, start, length)
+
+    def test_put_many_puts_every_value(self, store: Store, raw: Raw, key: str) -> None:
+        store.put_many({}, TTL)
+        store.put_many({f"{key}:{name}": name.encode() * 200_000 for name in "abc"}, TTL)
+        assert [raw.get(f"{key}:{name}")[0] for name in "abc"] == [name * 200_000 for name in (b"a", b"b", b"c")]
 
     def test_get_many_keeps_the_order_asked(self, store: Store, key: str) -> None:
         for name in "abc":
@@ -218,11 +228,7 @@ class StoreContract(_Keys):
             assert all(threads.map(read, range(4)))
             list(writes)
 
-    @settings(
-        deadline=None,
-        max_examples=60,
-        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
-    )
+    @_EXAMPLES
     @given(value=st.binary(max_size=2000), data=st.data())
     def test_any_range_equals_slicing(self, store: Store, key: str, value: bytes, data: st.DataObject) -> None:
         start = data.draw(st.integers(0, len(value)))
@@ -442,11 +448,7 @@ class ExchangeContract(_Keys):
             mine = [value for value in first if value.startswith(b"%d:" % writer)]
             assert mine == [b"%d:%d" % (writer, number) for number in range(20)]
 
-    @settings(
-        deadline=None,
-        max_examples=40,
-        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
-    )
+    @_EXAMPLES
     @given(
         steps=st.lists(st.integers(0, 1) | st.lists(st.tuples(st.integers(0, 1), st.binary(max_size=40)), max_size=4))
     )

@@ -10,21 +10,17 @@ import time
 from collections.abc import Callable, Mapping
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
+from serfer import storage
 from serfer.core.errors import StoreUnavailableError, UsageError
 from serfer.storage.store import Store
 from serfer.storage.wrapping import InterceptingStore
-
-_DELAYS = {"put_ms": 0.0, "get_ms": 0.0, "bytes_per_s": 0.0, "jitter": 0.0}
-_NO_SEED = -1.0
-_FAILURES = {"fail": 0.0, "hang": 0.0, "hang_s": 1.0, "seed": _NO_SEED}
 
 
 class DelayingStore(InterceptingStore):
     """Waits once a call, as for S3's concurrent requests, and for the bytes.
 
     A put or delete waits `put_s`, a get or exists `get_s` seconds, each between (1 - jitter) and (1 + jitter) times as
-    long; bytes flow at `bytes_per_s`, where 0 means at once. A receive waits half of `get_s` before it waits for
-    messages and half after: one that is there takes a request, one that is waited for the way back.
+    long; bytes flow at `bytes_per_s`, 0: at once. A receive waits half of `get_s` before its messages and half after.
     """
 
     def __init__(
@@ -42,8 +38,7 @@ class DelayingStore(InterceptingStore):
         self._put_s, self._get_s = put_s, get_s
         self._byte_s = 1 / bytes_per_s if bytes_per_s else 0.0
         self._jitter = jitter
-        self._sleep = sleep
-        self._uniform = uniform
+        self._sleep, self._uniform = sleep, uniform
 
     def before(self, operation: str, size: int = 0) -> None:
         latencies = {"get": self._get_s, "exists": self._get_s, "receive": self._get_s / 2}
@@ -93,47 +88,27 @@ class FailingStore(InterceptingStore):
             raise StoreUnavailableError(f"{operation} hung on purpose for {self._hang_s:g} s, as --store fail:// says")
 
 
-def delayed(
-    store: str, *, put_ms: float = 0, get_ms: float = 0, bytes_per_s: float | None = None, jitter: float | None = None
-) -> str:
-    """Return the URL of the store at the URL `store`, made slower; milliseconds, bytes per second, a share."""
-    options = {"put_ms": put_ms, "get_ms": get_ms, "bytes_per_s": bytes_per_s, "jitter": jitter}
-    return wrapped_url("delay", store, options)
-
-
-def failing(store: str, *, fail: float = 0, hang: float = 0, hang_s: float = 1, seed: int | None = None) -> str:
-    """Return the URL of the store at the URL `store` that fails: shares, seconds; a seed repeats in each process."""
-    return wrapped_url("fail", store, {"fail": fail, "hang": hang, "hang_s": hang_s, "seed": seed})
-
-
 def open_delaying(url: str) -> DelayingStore:
-    store, options = _unwrapped(url, _DELAYS)
+    store, options = _unwrapped(url, {"put_ms": 0.0, "get_ms": 0.0, "bytes_per_s": 0.0, "jitter": 0.0})
     put_ms, get_ms, bytes_per_s, jitter = options.values()
     if jitter > 1:
         raise UsageError("--store delay:// needs a jitter from 0 to 1")
-    inner = _open_store(store)
+    inner = storage.open_store(store)
     return DelayingStore(inner, put_s=put_ms / 1000, get_s=get_ms / 1000, bytes_per_s=bytes_per_s, jitter=jitter)
 
 
 def open_failing(url: str) -> FailingStore:
-    store, options = _unwrapped(url, _FAILURES)
+    store, options = _unwrapped(url, {"fail": 0.0, "hang": 0.0, "hang_s": 1.0, "seed": -1.0})  # which none is
     fail, hang, hang_s, seed = options.values()
     if fail + hang > 1:
         raise UsageError("--store fail:// needs shares fail and hang that are together at most 1")
-    draw = random.Random(seed).random if seed != _NO_SEED else random.random  # noqa: S311  no secret
-    return FailingStore(_open_store(store), fail=fail, hang=hang, hang_s=hang_s, draw=draw)
+    draw = random.Random(seed).random if seed >= 0 else random.random  # noqa: S311  no secret
+    return FailingStore(storage.open_store(store), fail=fail, hang=hang, hang_s=hang_s, draw=draw)
 
 
-def _open_store(url: str) -> Store:
-    from serfer.storage import open_store  # noqa: PLC0415  it opens us
-
-    return open_store(url)
-
-
-def wrapped_url(scheme: str, store: str, options: Mapping[str, float | None]) -> str:
-    """Build the URL of a wrapper around the store `store`; options that are None are left out."""
-    given = {name: str(value) for name, value in options.items() if value is not None}
-    return f"{scheme}://?{urlencode({'store': store, **given})}"
+def wrapped_url(scheme: str, store: str, **options: float) -> str:
+    """Return the URL of a wrapper ("delay" or "fail") around the store at the URL `store`."""
+    return f"{scheme}://?{urlencode({'store': store, **options})}"
 
 
 def _unwrapped(url: str, known: Mapping[str, float]) -> tuple[str, dict[str, float]]:
@@ -142,9 +117,7 @@ def _unwrapped(url: str, known: Mapping[str, float]) -> tuple[str, dict[str, flo
     given = dict(pairs)
     store = given.pop("store", "")
     if parts.netloc or parts.path or parts.fragment or "://" not in store or len(given) != len(pairs) - 1:
-        raise UsageError(
-            f"--store {parts.scheme}:// must be {parts.scheme}://?store=PERCENT-ENCODED-URL and options, each once"
-        )
+        raise UsageError(f"--store {parts.scheme}:// must be ?store=PERCENT-ENCODED-URL and options, each once")
     if given.keys() - known.keys():  # unnamed: it may be a part of an inner URL that is not percent-encoded
         raise UsageError(f"--store {parts.scheme}:// has an unknown option: use store, {', '.join(known)}")
     return store, {**known, **{name: _number(parts.scheme, name, text) for name, text in given.items()}}

@@ -11,16 +11,15 @@ from threading import Condition, Lock
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from serfer.storage.coordination import Coordination
 from serfer.storage.exchange import START, Exchange, Message, Received
-from serfer.storage.store import Bytes, Range, Store, check_keys, check_ranges, check_ttl, cut, flat, missing
-from serfer.storage.versioned_values import VERSION_BYTES, LocalCoordination
+from serfer.storage.store import Bytes, Range, check_keys, check_ranges, check_ttl, cut, flat, missing
+from serfer.storage.versioned_values import VERSION_BYTES, LocalStore
 
 _SWEEP_EVERY_S = 1.0
 _NOTHING = b"", -math.inf  # a value and when it expires
 
 
-class MemoryStore(Store):
+class MemoryStore(LocalStore):
     """Values in a dict; expired ones are removed when next read, or by a sweep in a put."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -65,9 +64,6 @@ class MemoryStore(Store):
             for key in keys:
                 self._values.pop(key, None)
 
-    def coordination(self) -> Coordination:
-        return LocalCoordination(self, self.put_if)
-
     def exchange(self) -> Exchange:
         return self._exchange
 
@@ -89,8 +85,6 @@ class _Inbox(NamedTuple):
 
 
 class _MemoryExchange(Exchange):
-    """Inboxes in a dict, numbered messages in each; expired ones are removed by a sweep in a send or a put."""
-
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._sent = Condition(Lock())

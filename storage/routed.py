@@ -73,7 +73,6 @@ class RoutedStore(WrapperStore):
     def _ask(
         self, sides: Sequence[bool], items: Sequence[_Item], ask: Callable[[Store, Sequence[_Item]], list[_Answer]]
     ) -> list[_Answer]:
-        """Ask the store of each item, both at once; `sides` says which items are in `objects`."""
         if len(set(sides)) <= 1:
             return ask(self._objects if any(sides) else self._inner, items)
         from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  workers have one store, mostly
@@ -99,10 +98,8 @@ def routed(plan: Plan, store: Store, objects: Store | None) -> Store:
 def open_routed(plan: Plan, url: str, objects: str | None) -> Store:
     """Open a plan's store, and the object store beside it where the plan has a use for one; raises as `open_store`."""
     store = open_store(url)
-    if objects is None or not _stages_apart(plan):
-        return store
     try:
-        return routed(plan, store, open_store(objects))
+        return routed(plan, store, open_store(objects) if objects and _stages_apart(plan) else None)
     except BaseException:
         store.close()
         raise

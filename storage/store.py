@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol, Self, TypeAlias
 
 from serfer.core.errors import MissingKeyError, UsageError
@@ -36,6 +36,11 @@ class Store(Protocol):
             UsageError: `ttl` is not a positive number.
             ValueTooLargeError: the backend takes no value of that size.
         """
+
+    def put_many(self, values: Mapping[str, Bytes], ttl: float) -> None:
+        """Put values by key, in one round trip where the backend can; where it raises as `put`, any may be there."""
+        for key, value in values.items():
+            self.put(key, value, ttl)
 
     def get(self, key: str, start: int | None = None, length: int | None = None) -> bytes:
         """Return one range of a value, or all of it, in full or not at all.

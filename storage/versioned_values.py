@@ -6,13 +6,19 @@ from collections.abc import Callable, Sequence
 
 from serfer.core.errors import MissingKeyError
 from serfer.storage.coordination import Coordination, Entry
-from serfer.storage.store import Store, check_keys, check_ttl
+from serfer.storage.store import Bytes, Store, check_keys, check_ttl
 
 VERSION_BYTES = 16
 
 
 class PrefixedVersions(Coordination):
     """Coordination by values that begin with their version, VERSION_BYTES random bytes."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def delete(self, keys: Sequence[str]) -> None:
+        self._store.delete(keys)
 
     def get(self, key: str) -> Entry | None:
         framed = self._read(key)
@@ -33,19 +39,21 @@ class PrefixedVersions(Coordination):
         """Write `framed` if what lies there begins with `expected`, which is empty where nothing may lie there."""
 
 
-PutIf = Callable[[str, bytes, float, Callable[[bytes], bool]], bool]
-"""Puts a value if the condition holds for the first VERSION_BYTES of the live one, empty where there is none."""
+class LocalStore(Store):
+    """A store that compares and puts under one lock."""
+
+    @abstractmethod
+    def put_if(self, key: str, value: Bytes, ttl: float, condition: Callable[[bytes], bool]) -> bool:
+        """Put a value if `condition` holds for the first VERSION_BYTES of the live one, empty where there is none."""
+
+    def coordination(self) -> Coordination:
+        return _LocalCoordination(self)
 
 
-class LocalCoordination(PrefixedVersions):
-    """Coordination over a store that compares and puts under one lock."""
-
-    def __init__(self, store: Store, put_if: PutIf) -> None:
-        self._store = store
-        self._put_if = put_if
-
-    def delete(self, keys: Sequence[str]) -> None:
-        self._store.delete(keys)
+class _LocalCoordination(PrefixedVersions):
+    def __init__(self, store: LocalStore) -> None:
+        super().__init__(store)
+        self._put_if = store.put_if
 
     def _read(self, key: str) -> bytes | None:
         try:

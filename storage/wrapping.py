@@ -1,9 +1,7 @@
 """Stores around a store: those that pass every call on, and those that do something before and after each."""
 
 from collections.abc import Sequence
-from threading import Lock
 
-from serfer.core.keys import StoreCounts
 from serfer.storage.coordination import Coordination, InterceptedCoordination
 from serfer.storage.exchange import Exchange, Message, Received
 from serfer.storage.store import Bytes, Range, Store
@@ -34,27 +32,7 @@ class WrapperStore(Store):
         return self._inner.coordination()
 
     def exchange(self) -> Exchange | None:
-        inner = self._inner.exchange()
-        return None if inner is None else self._wrapped(inner)
-
-    def close(self) -> None:
-        self._inner.close()
-
-    def _wrapped(self, inner: Exchange) -> Exchange:
-        return inner
-
-
-class WrapperExchange(Exchange):
-    """Passes every call to `inner`: derive from it and override what differs."""
-
-    def __init__(self, inner: Exchange) -> None:
-        self._inner = inner
-
-    def send(self, messages: Sequence[Message], ttl: float) -> None:
-        self._inner.send(messages, ttl)
-
-    def receive(self, inbox: str, after: str, timeout_s: float) -> list[Received]:
-        return self._inner.receive(inbox, after, timeout_s)
+        return self._inner.exchange()
 
     def close(self) -> None:
         self._inner.close()
@@ -97,13 +75,14 @@ class InterceptingStore(WrapperStore):
     def coordination(self) -> Coordination:
         return InterceptedCoordination(self._inner.coordination(), self.before)
 
-    def _wrapped(self, inner: Exchange) -> Exchange:
-        return _InterceptingExchange(inner, self)
+    def exchange(self) -> Exchange | None:
+        inner = self._inner.exchange()
+        return None if inner is None else _InterceptingExchange(inner, self)
 
 
-class _InterceptingExchange(WrapperExchange):
+class _InterceptingExchange(Exchange):
     def __init__(self, inner: Exchange, store: InterceptingStore) -> None:
-        super().__init__(inner)
+        self._inner = inner
         self._store = store
 
     def send(self, messages: Sequence[Message], ttl: float) -> None:
@@ -118,21 +97,5 @@ class _InterceptingExchange(WrapperExchange):
         self._store.after("receive", len(received), sum(len(message.value) for message in received))
         return received
 
-
-class CountingStore(InterceptingStore):
-    """Counts the puts, ranges and keys that succeeded, messages as puts and ranges; deletions are free."""
-
-    def __init__(self, inner: Store) -> None:
-        super().__init__(inner)
-        self._lock = Lock()
-        self.counts = StoreCounts()
-
-    def after(self, operation: str, count: int, size: int) -> None:
-        if operation in ("put", "send"):
-            more = StoreCounts(bytes_put=size, puts=count)
-        elif operation in ("get", "receive"):
-            more = StoreCounts(bytes_get=size, gets=count)
-        else:
-            more = StoreCounts(exists=count)
-        with self._lock:
-            self.counts += more
+    def close(self) -> None:
+        self._inner.close()

@@ -17,6 +17,5 @@ def for_any_size(net, file):
 
 
 def run_module(module, batch):
-    """Return what a module gives for a batch in evaluation mode."""
     with torch.inference_mode():
         return module.eval()(torch.from_numpy(batch)).numpy()

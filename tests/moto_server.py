@@ -53,7 +53,6 @@ class MotoServer(LocalServer):
             client.close()
 
     def stack(self, name, outputs):
-        """Create a stack with these outputs and hardly anything else."""
         template = {
             "Resources": {"Topic": {"Type": "AWS::SNS::Topic"}},
             "Outputs": {key: {"Value": value} for key, value in outputs.items()},

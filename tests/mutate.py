@@ -56,7 +56,6 @@ def read(path):
 
 
 def faults_of(file):
-    """Yield the faults that a file can have."""
     text = file.read_text(encoding="utf-8")
     lines = text.split("\n")
     for node in ast.walk(ast.parse(text)):

@@ -11,7 +11,9 @@ import pytest
 from serfer.build_cache import assembled, forget_unused, make_folder_of_files
 from serfer.core.errors import UsageError
 from serfer.files import why_unsafe
+from serfer.registry import open_registry
 from serfer.settings import Settings, load_settings
+from serfer.storage.file.store import FileStore
 
 KEY = "0123456789abcdef"
 COMMIT = "a0b1c2d3e4f5a6b7c8d9a0b1c2d3e4f5a6b7c8d9"
@@ -113,7 +115,6 @@ def test_cache_is_not_writable_by_others_whatever_the_umask(tmp_path):
 
 
 def give_away(path, monkeypatch):
-    """Let a path belong to another user than this process's."""
     if os.geteuid() == 0:
         os.chown(path, 65534, -1)
     else:
@@ -157,3 +158,19 @@ def test_directory_is_safe_where_no_other_user_may_write_it(tmp_path, monkeypatc
     assert (why_unsafe(tmp_path) == "") is safe
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_RDONLY))
     assert why_unsafe(tmp_path) == ""
+
+
+@pytest.mark.who_may
+@pytest.mark.parametrize("opened", [FileStore, lambda place: open_registry(str(place))])
+def test_data_is_kept_in_no_directory_that_another_user_made_for_others_to_write(tmp_path, monkeypatch, opened):
+    for mode in (0o1777, 0o775, 0o755):  # root's may be for others, as mounted volumes are
+        tmp_path.chmod(mode)
+        opened(tmp_path)
+    give_away(tmp_path, monkeypatch)
+    opened(tmp_path)
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: SimpleNamespace(pw_name="own"))
+    monkeypatch.setattr(grp, "getgrgid", lambda _: SimpleNamespace(gr_name="users", gr_mem=[]))
+    for mode in (0o1777, 0o775):
+        tmp_path.chmod(mode)
+        with pytest.raises(UsageError, match="belongs to another user"):
+            opened(tmp_path)

@@ -80,11 +80,10 @@ DELETING = {
     "storage/routed.py": (1, KEYS),
     "storage/s3/client.py": (1, KEYS),
     "storage/s3/coordination.py": (2, KEYS),
-    "storage/s3/objects.py": (2, KEYS),
-    "storage/s3/store.py": (2, KEYS),
-    "storage/s3/upkeep.py": (
-        1,
-        "a rule for the store's prefix, which is refused where there is none; other rules stay",
+    "storage/s3/objects.py": (1, KEYS),
+    "storage/s3/store.py": (
+        3,
+        KEYS + "; a rule for the store's prefix, which is refused where there is none; other rules stay",
     ),
     "storage/versioned_values.py": (1, KEYS),
     "storage/wrapping.py": (2, KEYS),

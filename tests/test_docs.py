@@ -30,7 +30,6 @@ _spec.loader.exec_module(generate)
 
 
 def anchor(heading):
-    """Return what a heading is called in a link, as GitHub has it."""
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 
@@ -67,6 +66,21 @@ def test_every_problem_type_is_in_the_reference():
 def test_every_public_name_is_in_the_reference():
     page = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
     assert [name for name in serfer.__all__ if name[0] != "_" and not re.search(rf"\b{name}\b", page)] == []
+
+
+def test_rows_of_behaviour_name_tests_and_findings_that_exist():
+    page = (ROOT / "docs" / "reference" / "behaviour.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| .*\| (.*) \|$", page, re.MULTILINE)
+    named = [
+        re.fullmatch(r"`(?:(tests/[\w/]+\.py)::(?:(\w+)::)?(test_\w+)|(findings/[\w-]+\.sh))`", row) for row in rows
+    ]
+    assert 0 < sum(map(bool, named)) == len(rows) - page.count("| held by |") <= 120
+    for file, group, test, finding in (row.groups() for row in named if row):
+        text = (ROOT / (file or finding)).read_text(encoding="utf-8")
+        text = text[text.index(f"class {group}:") :] if group else text
+        assert finding or re.search(rf"def {test}\(", text), (file, test)
+    scripts = {f"findings/{path.name}" for path in (ROOT / "findings").glob("*.sh")}
+    assert scripts == {row[4] for row in named if row and row[4]}
 
 
 def test_the_readme_is_short():

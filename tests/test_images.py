@@ -66,8 +66,6 @@ def noise(width, height):
 
 
 def png(width, height, depth, colour, data, *chunks):
-    """Write a PNG by hand, of kinds that Pillow does not write."""
-
     def chunk(kind, body):
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 

@@ -23,6 +23,7 @@ from packaging.version import Version
 import serfer
 from serfer.core import errors
 from serfer.plan_directory import load_plan
+from serfer.sam.build.wheels import LAYERS, lock_file, wheels
 from serfer.settings import load_settings
 from tests.e2e.small import split_small
 
@@ -254,7 +255,6 @@ def plan(tmp_path_factory):
 
 @contextmanager
 def served(programs, command, home):
-    """Run a server of an environment; give its URL."""
     known = {"PATH": "/usr/bin:/bin", "HOME": str(home), "SERFER_CACHE_DIR": str(home / "cache")}
     words = [str(word) for word in (programs / "serfer", *command, "--port", "0", "--json")]
     with subprocess.Popen(words, env=known, cwd=home, stdout=subprocess.PIPE, text=True) as process:
@@ -332,7 +332,10 @@ def test_an_extra_brings_what_its_commands_need_and_no_more(wheel, plan, tmp_pat
     programs = environment(tmp_path / "home", wheel, extra=extra)
     assert not {*absent.split()} & installed_in(programs)
     (tmp_path / "tiny.py").write_text(TINY)
-    known = {"SERFER_CACHE_DIR": str(load_settings().cache_dir), "AWS_DEFAULT_REGION": "us-east-1"}
+    cache = load_settings().cache_dir
+    for kind in LAYERS if extra == "deploy" else ():
+        wheels(lock_file(kind), "python3.13", "x86_64", cache)  # by our pip: the environment has none
+    known = {"SERFER_CACHE_DIR": str(cache), "AWS_DEFAULT_REGION": "us-east-1"}
     for command in commands:
         words = command.replace("PLAN", str(plan)).replace("IMAGE", str(IMAGE)).split()
         printed = run([programs / "serfer", *words], tmp_path, **(known if extra == "deploy" else {}))
@@ -360,7 +363,7 @@ def test_bench_measures(wheel, bench_wheel, tmp_path):
     assert run([programs / "serfer", "bench", "chaos", "--help"], tmp_path)
 
 
-NEWEST = ("onnxruntime", "numpy", "redis", "fastapi")
+NEWEST = ("onnxruntime", "numpy", "fastapi")
 """What a wheel's own test takes again; torch and all else are those of this environment."""
 
 
@@ -378,7 +381,8 @@ def elsewhere(wheel, tmp_path_factory):
         again = own or re.split("[-.]", entry.name)[0] in {"serfer", "serfer_bench", *NEWEST}
         if not again and not (theirs / entry.name).exists():
             (theirs / entry.name).symlink_to(entry)
-    install = [home / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check", f"{wheel}[all]"]
+    pip = [home / "bin" / "python", "-I", "-m", "pip"]  # on whose path is no checkout, which would satisfy it
+    install = [*pip, "install", "--quiet", "--disable-pip-version-check", f"{wheel}[all]"]
     subprocess.run(install, check=True, cwd=home)
     return home / "bin"
 

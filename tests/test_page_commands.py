@@ -101,7 +101,6 @@ PICTURES = ("photo.jpg", "my.jpg", "a.jpg", "b.jpg", "cat.jpg", "street.jpg", "y
 
 
 def prepare(folder, page):
-    """Put what a page's commands need into a folder."""
     (folder / "examples").mkdir()
     (folder / "examples" / "images").symlink_to(IMAGES)
     (folder / ".venv").symlink_to(sys.prefix)

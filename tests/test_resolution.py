@@ -18,10 +18,12 @@ from tests.uv import UV, environment
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "how-to" / "install.md").read_text(encoding="utf-8")
+WITHOUT_WHEELS = ROOT / "tests" / "data" / "without_wheels.txt"
 BASE = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
 # With the release that was the newest, or near it, in November 2026: without a bound, a resolver goes years back.
 BESIDE = [
-    *("aiobotocore>=3.10", "anomalib>=2.0", "apache-airflow>=3.3", "bentoml>=1.4.40", "celery[redis]>=5.7"),
+    *("aiobotocore>=3.10", "anomalib>=2.0", "apache-airflow>=3.3", "arq>=0.28", "bentoml>=1.4.40"),
+    *("celery[redis]>=5.7", "label-studio>=1.23"),  # these cap redis-py, which SerFer does without
     *("dagster>=1.13", "dask>=2026.8", "datasets>=5.2", "distributed>=2026.8", "dvc[s3]>=3.67"),
     *("fastapi-users[redis]>=15.0.5", "fastapi[standard]>=0.160", "fiftyone>=1.22", "geopandas>=1.2", "gradio>=6.31"),
     *("kserve>=0.21", "lightning>=2.6", "limits[redis]>=5.8", "litserve>=0.2.19", "mlflow>=3.17", "mlserver>=1.7.1"),
@@ -30,7 +32,7 @@ BESIDE = [
     *("tiatoolbox>=2.1.3", "timm>=1.0.31", "torchgeo>=0.10", "torchvision>=0.29", "transformers>=5.24"),
     *("tritonclient[http]>=2.73", "ultralytics>=8.4.190"),
 ]
-CAPPED = {"arq>=0.28": "redis", "inference>=1.8": "typer", "label-studio>=1.23": "redis"}
+CAPPED = {"inference>=1.8": "typer"}
 """What has no solution, and a package that it caps below our floor."""
 
 variables = cache(environment)
@@ -40,7 +42,7 @@ pytestmark = [pytest.mark.weekly, pytest.mark.timeout(300)]
 def resolve(*requirements):
     command = [UV, "pip", "compile", "-", "--quiet", "--no-build", "--no-header", "--no-annotate"]
     return subprocess.run(
-        [*command, "--python-version", "3.12", "--python-platform", "linux"],
+        [*command, "--python-version", "3.12", "--python-platform", "linux", "--overrides", WITHOUT_WHEELS],
         input="\n".join(requirements),
         env=variables(),
         capture_output=True,

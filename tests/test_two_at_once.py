@@ -74,7 +74,6 @@ def test_a_file_of_keys_keeps_each_key_that_was_printed_and_none_that_was_remove
 
 @pytest.fixture
 def place(tmp_path):
-    """Where a registry is."""
     return str(tmp_path / "registry")
 
 

@@ -35,7 +35,6 @@ class Shard:
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def run(self) -> bool:
-        """Run the tests; return whether they passed."""
         limits = ("-n", "2", "--dist", "worksteal", "--timeout", str(60 * MINUTES))
         command = [sys.executable, "-m", "pytest", *limits, *self.options]
         variables = {"TEST_SEED": day()} | os.environ | self.variables
@@ -72,7 +71,6 @@ def _git(*arguments: str) -> bytes:
 
 
 def run(wanted: Sequence[Shard], passed: Path, say: Callable[[str], None]) -> list[str]:
-    """Run the shards of which the folder `passed` holds no note, and note those that pass; return what failed."""
     failed = []
     for number, shard in enumerate(wanted, 1):
         note = passed / f"{shard.name.replace('/', '.')}.passed"

@@ -41,7 +41,7 @@ from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan, write_plan
 from serfer.settings import Settings, load_settings
 from serfer.splitter.split import split
-from serfer.storage.faults import failing
+from serfer.storage.faults import wrapped_url
 from serfer_bench.chaos.budget import InvocationBudget
 from serfer_bench.chaos.clients import Clients, TwoDrivers
 from serfer_bench.chaos.testbed import Conditions, Testbed
@@ -191,7 +191,7 @@ class Scenario:
         return replace(self, conditions=conditions, keys_stay=self.keys_stay or driver == POLL)
 
 
-_FAILING = partial(failing, fail=0.1, hang=0.05, hang_s=0.5)
+_FAILING = partial(wrapped_url, "fail", fail=0.1, hang=0.05, hang_s=0.5)
 _SLOW = Faults(slow_one_in=20, slow_factor=50.0, seed=10)  # the tenth worker, the 30th, ...
 SCENARIOS = {
     one.name: one

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import psutil
-import redis
 from numpy.typing import NDArray
 
 from serfer.core.errors import StoreUnavailableError, UnavailableError, UsageError
@@ -31,6 +30,7 @@ from serfer.pipeline.blocking import Pipeline
 from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.result import Result
 from serfer.settings import Settings, access_setting
+from serfer.storage.redis.store import RedisStore
 from serfer.wiring.open_pipeline import open_pipeline
 from serfer_bench.chaos.budget import Reply, reply_of
 from serfer_bench.chaos.remote_driver import Configuration, RemoteDriver
@@ -117,7 +117,7 @@ class Testbed:
             if self._redis:
                 parts.callback(self._redis.close)
             self._url = self._redis.url if self._redis else str(store)
-            self._keys: Any = parts.enter_context(redis.Redis.from_url(self._url))
+            self._keys = parts.enter_context(RedisStore(self._url))
             self._foreign = {*self._listed()}
             self._wrapped = conditions.wrap(self._url)
             self._pipeline = self._open(conditions)
@@ -211,16 +211,17 @@ class Testbed:
         self._pipeline.close()
 
     def left(self) -> Left:
-        ttls = [ttl for key in self._listed() if key not in self._foreign and (ttl := self._keys.pttl(key)) != _GONE]
+        keys = [key for key in self._listed() if key not in self._foreign]
+        ttls = [ttl for ttl in self._keys.execute([("PTTL", key) for key in keys]) if ttl != _GONE]
         return Left(len(ttls), ttls.count(_FOR_EVER), max([0, *ttls]) / _MS_PER_S)
 
-    def _listed(self) -> list[bytes]:
-        try:
-            return [*self._keys.scan_iter(match=_KEYS, count=1000)]
-        except redis.RedisError:
-            raise UnavailableError(
-                "the keys of --store cannot be listed: is it there, is its password right?"
-            ) from None
+    def _listed(self) -> set[bytes]:
+        cursor, listed = b"0", set[bytes]()
+        while True:
+            [(cursor, keys)] = self._keys.execute([("SCAN", cursor, "MATCH", _KEYS, "COUNT", 1000)])
+            listed.update(keys)
+            if cursor == b"0":
+                return listed
 
     def __enter__(self) -> Self:
         return self

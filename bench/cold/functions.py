@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping
@@ -118,7 +117,7 @@ class FunctionStart:
 
 
 async def measure_functions(bench: Bench) -> dict[Function, FunctionStart]:
-    query = query_id(secrets.token_hex(16), one_slot=False)
+    query = query_id(one_slot=False)
     _store_values(bench, query)
     try:
         async with probed_service(bench) as probed:

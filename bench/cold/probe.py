@@ -47,7 +47,7 @@ FUNCTIONS = {
 PACKAGES = {
     **dict.fromkeys(("awslambdaric", "simplejson", "snapshot_restore_py", "runtime_client"), "runtime"),
     "serfer": "own code",
-    **dict.fromkeys(("redis", "botocore", "urllib3"), "store client"),
+    **dict.fromkeys(("botocore", "urllib3"), "store client"),
     "numpy": "numpy",
     "onnxruntime": "onnxruntime",
     "aws_lambda_powertools": "logger",

@@ -8,13 +8,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
-from redis import Redis
-from redis.crc import REDIS_CLUSTER_HASH_SLOTS
-from redis.exceptions import RedisError
-
-from serfer.core.errors import UnavailableError
+from serfer.core.errors import SerferError, UnavailableError
 from serfer.local.server import free_port
 from serfer.local.servers.redis import RedisServer
+from serfer.storage.redis.cluster import SLOTS
+from serfer.storage.redis.store import RedisStore
 
 _TRIES = 5
 _READY_S = 20.0
@@ -54,8 +52,8 @@ class RedisCluster:
     def url(self) -> str:
         return f"redis+cluster://:{self._password}@{','.join(f'127.0.0.1:{node.port}' for node in self.nodes)}"
 
-    def client(self, node: int) -> Redis:
-        return Redis(host="127.0.0.1", port=self.nodes[node].port, password=self._password, protocol=2)
+    def client(self, node: int) -> RedisStore:
+        return RedisStore(self.nodes[node].url)
 
     def stop(self) -> None:
         self._parts.close()
@@ -84,16 +82,15 @@ class RedisCluster:
             clients = [stack.enter_context(self.client(number)) for number in range(len(self.nodes))]
             try:
                 for number, client in enumerate(clients):
-                    first, end = (REDIS_CLUSTER_HASH_SLOTS * n // len(clients) for n in (number, number + 1))
-                    client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
-                    client.execute_command("CLUSTER", "ADDSLOTS", *range(first, end))
-                for node in self.nodes[1:]:
-                    clients[0].execute_command("CLUSTER", "MEET", "127.0.0.1", node.port)
+                    first, end = (SLOTS * n // len(clients) for n in (number, number + 1))
+                    client.execute([("CLUSTER", "SET-CONFIG-EPOCH", number + 1)])
+                    client.execute([("CLUSTER", "ADDSLOTS", *range(first, end))])
+                clients[0].execute([("CLUSTER", "MEET", "127.0.0.1", node.port) for node in self.nodes[1:]])
                 self._wait(clients)
-            except RedisError as error:
+            except SerferError as error:
                 raise UnavailableError(f"the local Redis cluster did not come together: {error}") from error
 
-    def _wait(self, clients: list[Redis]) -> None:
+    def _wait(self, clients: list[RedisStore]) -> None:
         deadline = time.monotonic() + _READY_S
         while not all(_is_whole(client, len(clients)) for client in clients):
             if time.monotonic() > deadline:
@@ -101,6 +98,6 @@ class RedisCluster:
             time.sleep(_POLL_S)
 
 
-def _is_whole(client: Redis, nodes: int) -> bool:
-    info: dict[str, str] = client.execute_command("CLUSTER INFO")  # type: ignore[no-untyped-call]
-    return info["cluster_state"] == "ok" and int(info["cluster_size"]) == nodes
+def _is_whole(client: RedisStore, nodes: int) -> bool:
+    [info] = client.execute([("CLUSTER", "INFO")])
+    return {b"cluster_state:ok", b"cluster_size:%d" % nodes} <= {*info.split()}

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from serfer.system import memory_bytes, processor_name, processors
 
-_PACKAGES = ("serfer", "numpy", "onnxruntime", "aiohttp", "botocore", "msgpack", "redis")
+_PACKAGES = ("serfer", "numpy", "onnxruntime", "aiohttp", "botocore", "msgpack")
 
 
 @dataclass(frozen=True)

@@ -34,5 +34,5 @@ def skipped(names: Sequence[str], where: object = "DIR") -> list[str]:
 
 
 def end_skipped(lines: Sequence[str]) -> NoReturn:
-    err.print(*lines, soft_wrap=True, markup=False)  # standard output has results alone
+    err.print(*lines, soft_wrap=True)  # standard output has results alone
     raise typer.Exit

@@ -1,8 +1,7 @@
-"""A generated image of any size with a georeference, and the comparison of large results, both strip by strip."""
+"""A generated image of any size with a georeference, written strip by strip."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import rasterio
 from numpy.typing import NDArray
 from rasterio.windows import Window
 
-from serfer.core.errors import WrongAnswerError
 from serfer.core.plan import Preprocess
 
 _STRIP = 512
@@ -21,19 +19,6 @@ PREPROCESS = Preprocess(
 )
 """How networks normalise the image."""
 _WHERE = rasterio.Affine(0.5, 0.0, 400_000.0, 0.0, -0.5, 5_800_000.0)
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """How far a map is from another: the largest difference relative to the other's range.
-
-    `differs` is the share of pixels with another class, `clear` that of those whose two best scores differ by more than
-    1e-5 of the range (None for maps that are classes, which have no scores).
-    """
-
-    error: float
-    differs: float
-    clear: float | None
 
 
 def strip(top: int, rows: int, cols: int) -> NDArray[np.uint8]:
@@ -63,31 +48,3 @@ def write_image(path: Path, size: tuple[int, int]) -> None:
         for top in range(0, height, _STRIP):
             rows = min(_STRIP, height - top)
             dataset.write(strip(top, rows, width), window=Window(0, top, width, rows))
-
-
-def compare(one: Path, other: Path) -> Comparison:
-    with rasterio.open(one) as left, rasterio.open(other) as right:
-        for name in ("shape", "count", "dtypes", "crs", "transform"):
-            if getattr(left, name) != getattr(right, name):
-                raise WrongAnswerError(f"{one.name} and {other.name} have another {name}")
-        low, high = np.inf, -np.inf
-        for values in _strips(right):
-            low, high = min(low, float(values.min())), max(high, float(values.max()))
-        span, scores = (high - low) or 1.0, right.count > 1
-        error, differing, ties = 0.0, 0, 0
-        for mine, theirs in zip(_strips(left), _strips(right), strict=True):
-            error = max(error, float(np.abs(np.subtract(mine, theirs, dtype=np.float32)).max()) / span)
-            if scores:
-                others = mine.argmax(axis=0) != theirs.argmax(axis=0)
-                second, best = np.sort(theirs, axis=0)[-2:]
-                ties += int((others & (best - second > 1e-5 * span)).sum())
-            else:
-                others = mine[0] != theirs[0]
-            differing += int(others.sum())
-        pixels = right.height * right.width
-        return Comparison(error, differing / pixels, ties / pixels if scores else None)
-
-
-def _strips(dataset: Any) -> Any:  # noqa: ANN401 - rasterio has no types
-    for top in range(0, dataset.height, _STRIP):
-        yield dataset.read(window=Window(0, top, dataset.width, min(_STRIP, dataset.height - top)))

@@ -6,7 +6,7 @@ import json
 import sys
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.resources import files
@@ -19,7 +19,7 @@ from serfer.core.sigv4 import Access, sign
 from serfer.local.lambda_.access import random_access
 from serfer.local.lambda_.function import REGION
 from serfer.settings import access_setting
-from serfer_bench.peers.apps.classifier import MODEL, PORT, THREADS, WORKERS
+from serfer_bench.peers.apps.classifier import BATCH, MODEL, PORT, THREADS, WORKERS
 
 APPS: Final = "serfer_bench.peers.apps"
 BARE, SERFER, NULL = "bare uvicorn", "serfer serve", "nothing computed"
@@ -57,6 +57,7 @@ class Launch:
     workers: int
     ports: tuple[int, ...]
     access: Access = field(default_factory=random_access)
+    batch: int = 1
 
     @property
     def url(self) -> str:
@@ -64,7 +65,13 @@ class Launch:
 
     @property
     def served(self) -> dict[str, str]:
-        own = {MODEL: str(self.network), THREADS: self.threads, WORKERS: self.workers, PORT: self.ports[0]}
+        own = {
+            MODEL: str(self.network),
+            THREADS: self.threads,
+            WORKERS: self.workers,
+            PORT: self.ports[0],
+            BATCH: self.batch,
+        }
         return {name: str(value) for name, value in own.items()}
 
     @property
@@ -81,7 +88,8 @@ class Peer:
     """One way to serve: its `lock` names the environment, without which it runs in this one.
 
     `command` and `variables` start it; `request` makes what is posted of an image, `predictions` reads the answer.
-    `bounded` is one that refuses more queries at once than it has workers: its client holds the others back.
+    `bounded` is one that refuses more queries at once than it has workers: its client holds the others back. A pass
+    takes `batch` images at most.
     """
 
     name: str
@@ -92,7 +100,7 @@ class Peer:
     predictions: Callable[[bytes], Any] = lambda body: json.loads(body)["predictions"]
     variables: Callable[[Launch], Mapping[str, str]] = lambda launch: launch.variables
     bounded: bool = False
-    path: str = "/"
+    batch: int = 1
 
     @property
     def requirements(self) -> str:
@@ -129,7 +137,7 @@ def _form(launch: Launch, image: bytes) -> Request:
 def _invocation(launch: Launch, image: bytes) -> Request:
     target = "/2015-03-31/functions/peer/invocations"
     body = json.dumps({"body": b64encode(image).decode(), "isBase64Encoded": True}).encode()
-    host = {"Host": launch.url.removeprefix("http://")}
+    host = {"host": launch.url.removeprefix("http://")}
 
     def headers() -> Mapping[str, str]:
         now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
@@ -186,16 +194,19 @@ def _function(launch: Launch) -> list[str]:
     return [sys.executable, "-m", "serfer_bench.peers.lambda_service", json.dumps({**given, "env": launch.served})]
 
 
-def _serfer(workers: str, launch: Launch) -> list[str]:
-    where = ["--port", str(launch.ports[0]), "--workers", workers, "--set", "log_level=error", "--set", "drain_s=0"]
+def _serfer(options: Sequence[str], launch: Launch) -> list[str]:
+    where = ["--port", str(launch.ports[0]), "--set", "log_level=error", *options]
     return [sys.executable, "-m", "serfer", "serve", str(launch.network), "--output", "softmax", *where]
 
 
-def _ours(name: str, about: str, workers: str) -> Peer:
+_AT_ONCE = ("--set", "drain_s=0")  # it ends
+
+
+def _ours(name: str, about: str, *options: str) -> Peer:
     return Peer(
         name,
         about,
-        partial(_serfer, workers),
+        partial(_serfer, options),
         _raw("/v1/classify?top_k=5"),
         predictions=lambda body: json.loads(body)["images"][0]["predictions"],
         variables=lambda launch: {
@@ -205,6 +216,13 @@ def _ours(name: str, about: str, workers: str) -> Peer:
     )
 
 
+_LITSERVE: Final = Peer(
+    "LitServe",
+    "workers_per_device, fast_queue, an HTTP server for each worker, no batches",
+    partial(_program, "litserve_server"),
+    _as_json("/predict", lambda image: {"image": image}),
+    "litserve",
+)
 PEERS: Final = (
     Peer(BARE, "an ASGI application of 20 lines, the pass on the loop", partial(_uvicorn, "bare"), _raw(), "uvicorn"),
     Peer(
@@ -217,13 +235,8 @@ PEERS: Final = (
         lambda launch: {"SERFER_LOCAL_ACCESS": access_setting(launch.access).get_secret_value()},
         bounded=True,
     ),
-    Peer(
-        "LitServe",
-        "workers_per_device, fast_queue, an HTTP server for each worker, no batches",
-        partial(_program, "litserve_server"),
-        _as_json("/predict", lambda image: {"image": image}),
-        "litserve",
-    ),
+    _LITSERVE,
+    replace(_LITSERVE, name="LitServe in batches", about="the same, a pass takes up to 8 that wait", batch=8),
     Peer(
         "BentoML",
         "workers, no batches",
@@ -251,7 +264,8 @@ PEERS: Final = (
         "mlserver",
         _of_protocol,
     ),
-    _ours(SERFER, "local workers, as by default", "local"),
-    _ours(f"{SERFER} --workers inprocess", "threads of the service's own process", "inprocess"),
+    _ours(SERFER, "threads of the service's own process, as by default", *_AT_ONCE),
+    _ours(f"{SERFER} --drivers 2", "two such processes behind HAProxy", "--drivers", "2"),
+    _ours(f"{SERFER} --workers local", "a process for each worker", *_AT_ONCE, "--workers", "local"),
 )
 NULL_PEER: Final = Peer(NULL, "the client alone", partial(_uvicorn, "null"), _raw(), "uvicorn", lambda _: None)

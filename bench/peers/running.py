@@ -56,7 +56,7 @@ def prepared(peer: Peer, cache: Path, progress: Callable[[str], None]) -> Path |
 async def running(
     peer: Peer, python: Path, network: Path, threads: int, workers: int, home: Path, image: bytes
 ) -> AsyncIterator[Running]:
-    launch = Launch(python, home, network, threads, workers, tuple(free_ports(_PORTS)))
+    launch = Launch(python, home, network, threads, workers, tuple(free_ports(_PORTS)), batch=peer.batch)
     copy_package(APPS, launch.code)
     started, process = time.perf_counter(), _start(peer, launch)
     try:

@@ -29,7 +29,7 @@ from serfer.core.wire import Crop, Report, Task, decode_task, encode_report, enc
 from serfer.drivers.lambda_http import LambdaInvoker
 from serfer.drivers.push import PushDriver
 from serfer.local.lambda_.function import REGION
-from serfer.local.lambda_.http1 import Exchange, HttpServer
+from serfer.local.lambda_.http_server import Exchange, HttpServer
 from serfer.plan_directory import load_plan
 from serfer.settings import load_settings
 from serfer.storage.memory import MemoryStore

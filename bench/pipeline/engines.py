@@ -28,7 +28,7 @@ from serfer.core.keys import StoreCounts
 from serfer.local.servers.redis import RedisServer
 from serfer.pipeline.blocking import Pipeline
 from serfer.settings import Settings, load_settings
-from serfer.storage.faults import delayed
+from serfer.storage.faults import wrapped_url
 from serfer.wiring.open_pipeline import open_pipeline
 from serfer_bench.core.options import ModelOption, PlanOption, RowsOption, plan_of
 from serfer_bench.core.results import publish_rows
@@ -141,7 +141,7 @@ def _opened(
 def _stores(facts: AwsFacts) -> Iterator[dict[str, str]]:
     with RedisServer() as redis, S3Server() as s3, _access(s3.environment):
         latency_ms = facts.s3.request_latency * _MS_PER_S
-        yield {"redis": redis.url, "s3": delayed(s3.url, put_ms=latency_ms, get_ms=latency_ms)}
+        yield {"redis": redis.url, "s3": wrapped_url("delay", s3.url, put_ms=latency_ms, get_ms=latency_ms)}
 
 
 @contextmanager

@@ -44,7 +44,7 @@ from serfer.pipeline.blocking import Pipeline
 from serfer.plan_directory import file_sha256, load_plan
 from serfer.settings import Settings, load_settings
 from serfer.splitter.split import split
-from serfer.storage.faults import delayed
+from serfer.storage.faults import wrapped_url
 from serfer.wiring.open_pipeline import open_pipeline
 from serfer_bench.core.faults import Faults, injected
 from serfer_bench.core.options import RowsOption
@@ -237,15 +237,12 @@ def _image(plan: Plan) -> np.ndarray:
 
 
 def _opened(
-    plans: dict[str, Path],
-    settings: Settings,
-    latencies: Latencies,
-    stack: ExitStack,
-    progress: Progress,
+    plans: dict[str, Path], settings: Settings, latencies: Latencies, stack: ExitStack, progress: Progress
 ) -> list[_System]:
     url = stack.enter_context(RedisServer()).url
     if latencies.request_ms or latencies.bytes_per_s:
-        url = delayed(url, put_ms=latencies.request_ms, get_ms=latencies.request_ms, bytes_per_s=latencies.bytes_per_s)
+        ms, bytes_per_s = latencies.request_ms, latencies.bytes_per_s
+        url = wrapped_url("delay", url, put_ms=ms, get_ms=ms, bytes_per_s=bytes_per_s)
     faults = Faults(latency_s=latencies.invoke_ms / _MS_PER_S) if latencies.invoke_ms else None
     systems = []
     for name, directory in plans.items():

@@ -42,7 +42,7 @@ def run_again(record: Record) -> tuple[Figures, ...] | None:
             raise SerferError(f"'serfer {shlex.join(words)}' ended with {code}")
     notes = [note for results in found for note in results.notes if note.startswith(SKIPPED)]
     for note in notes:
-        err.print(note, soft_wrap=True, markup=False)
+        err.print(note, soft_wrap=True)
     tables = tuple(
         Figures(tuple(one.head), tuple(tuple(row) for row in one.body)) for results in found for one in results.tables
     )
@@ -137,18 +137,18 @@ def command(
     for name, record in _named(records, run or ()).items():
         now = recorded(record, checkout)
         if now is None:
-            out.print(f"{name}: skipped: a trace that it is of is not here", markup=False)
+            out.print(f"{name}: skipped: a trace that it is of is not here")
         elif not check:
             now.write(checkout / FOLDER / f"{name}.json")
             records[name] = now
         elif changes := [*differences(record.tables, now.tables)]:
             raise SerferError(f"{name}: {len(changes)} figures differ: {'; '.join(changes[:5])}")
         else:
-            out.print(f"{name}: equal", markup=False)
+            out.print(f"{name}: equal")
     if check:
         check_pages(records, checkout, page)
     else:
         write_pages(records, checkout, page)
     listed = {name: record for name, record in records.items() if name in (run or asked)}
     for line in stale_lines(listed, checkout):
-        out.print(line, soft_wrap=True, markup=False)
+        out.print(line, soft_wrap=True)

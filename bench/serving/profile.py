@@ -1,9 +1,10 @@
 """Where the first process of `serfer serve` spends a small query: function calls and processor time of each part.
 
-One query is in flight; counts differ by a few percent between runs. What is profiled is the thread of the event loop:
-passes of the network, and images, are computed elsewhere. The profiler makes each call longer, so shares are of parts
-that consist of calls, and the times are not those of a service that is not profiled (`serfer bench peers`). The loop
-itself is in C (`serfer.pipeline.event_loop`): its calls are not seen, and its share is what the thread took besides.
+One query is in flight; counts differ by a few percent between runs. Times are of the thread of the event loop: plain
+images, passes of the network and what is made of them have threads of their own, of which the calls are counted. The
+profiler makes each call longer, so shares are of parts that consist of calls, and the times are not those of a service
+that is not profiled (`serfer bench peers`). The loop itself is in C (`serfer.pipeline.event_loop`): its calls are not
+seen, and its share is what the thread took besides.
 """
 
 from __future__ import annotations
@@ -37,12 +38,14 @@ from serfer_bench.peers.command import examples_of
 
 _WORKERS: Final = ("inprocess", "local")
 _WARM_UP = 20
+_Call = tuple[str, str, int, float]
 _PATIENCE_S, _AGAIN_S, _END_S = 180.0, 0.05, 30.0
 _LOG, _TOLD = "log.txt", 400  # characters of it in an error
 _PROGRAM = "serfer_bench.serving.profiled_server"
 _LOOP = "the event loop"
+_THREADS = "other threads: decoding, the pass, the answer"
 _PARTS: Final = {
-    "uvicorn and h11": ("uvicorn/", "h11/", "serfer/api/http/protocol.py"),
+    "HTTP": ("uvicorn/", "serfer/core/http1.py", "serfer/api/http/protocol.py"),
     "FastAPI, Starlette, pydantic": ("fastapi/", "starlette/", "pydantic/", "anyio/"),
     "handing images to the decoder's process": ("serfer/api/decoding/", "serfer/images.py"),
     "metrics and logs": ("serfer/api/observability/", "prometheus_client/", "serfer/control/online_load.py"),
@@ -55,6 +58,7 @@ _PARTS: Final = {
     "the local Lambda service": ("serfer/local/",),
     "the driver and its run machine": ("serfer/drivers/", "serfer/core/", "serfer/control/", "serfer/storage/"),
     "Python's library": ("",),
+    _THREADS: (),
 }
 """Parts by the beginnings of their files' names, the first that fits counts."""
 
@@ -79,12 +83,15 @@ def part_of(file: str) -> str:
     return next(part for part, beginnings in _PARTS.items() if file.startswith(beginnings))
 
 
-def counted(workers: str, queries: int, total_s: float, calls: Sequence[tuple[str, str, int, float]]) -> QueryCounts:
+def counted(
+    workers: str, queries: int, total_s: float, calls: Sequence[_Call], others: Sequence[_Call] = ()
+) -> QueryCounts:
     """Return what calls (file, name, count, processor seconds) of so many queries are for each.
 
-    What they do not have of the thread's `total_s` seconds is the loop's.
+    What they do not have of the thread's `total_s` seconds is the loop's. Of other threads' the number counts.
     """
     number, seconds = dict.fromkeys(_PARTS, 0.0), dict.fromkeys(_PARTS, 0.0)
+    number[_THREADS] = sum(count for _, _, count, _ in others) / queries
     for file, _, count, own_s in calls:
         part = part_of(file)
         number[part] += count / queries
@@ -115,7 +122,7 @@ def measure(network: Path, workers: str, queries: int, home: Path, progress: Pro
         finally:
             end(process, _END_S)
     profiled = json.loads(file.read_text(encoding="utf-8"))
-    return counted(workers, queries, profiled["seconds"], profiled["calls"])
+    return counted(workers, queries, profiled["seconds"], profiled["calls"], profiled["others"])
 
 
 async def _ask(process: subprocess.Popen[bytes], url: str, image: bytes, queries: int) -> None:
@@ -152,7 +159,7 @@ def results(measured: Sequence[QueryCounts], network: str) -> Results:
     records = [
         {"workers": one.workers, "queries": one.queries, "calls": one.calls, "seconds": one.seconds} for one in measured
     ]
-    said = f"{network}, one query in flight; the thread of the event loop alone"
+    said = f"{network}, one query in flight; shares are of the thread of the event loop"
     return Results(records, [Table(head, rows)], [said, *stamp_now().lines])
 
 

@@ -173,5 +173,4 @@ def _show(tuned: TunedNetwork, machine: Machine, *, as_json: bool) -> None:
     if as_json:
         print_json(tuned.as_dict(machine))
         return
-    show: Callable[[str], None] = lambda text: out.print(text, markup=False)  # noqa: E731 - a name for a call
-    show("\n".join([*tuned.table(), "", *tuned.remarks(), "", tuned.as_toml(machine).rstrip()]))
+    out.print("\n".join([*tuned.table(), "", *tuned.remarks(), "", tuned.as_toml(machine).rstrip()]))

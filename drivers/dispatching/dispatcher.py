@@ -38,14 +38,6 @@ class Demand(NamedTuple):
     answer: int
     latest: float = math.inf
 
-    def plus(self, other: Demand) -> Demand:
-        return Demand(
-            self.images + other.images,
-            self.payload + other.payload,
-            self.answer + other.answer,
-            min(self.latest, other.latest),
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
@@ -56,25 +48,19 @@ class Bounds:
     tensor_bytes: int
     image_s: float = 0.0
 
-    def admit(self, demand: Demand, now: float) -> bool:
-        return (
-            demand.images <= self.images
-            and max(demand.payload, demand.answer) <= self.tensor_bytes
-            and now + demand.images * self.image_s <= demand.latest
-        )
-
 
 def fill(first: Demand, others: Iterable[Demand], bounds: Bounds, now: float) -> list[int]:
     """Return the indices of the tasks to bundle with `first`, in order, greedily."""
     chosen: list[int] = []
-    total = first
+    images, payload, answer, latest = first
     for place, other in enumerate(others):
         if len(chosen) + 1 >= bounds.tasks:
             break
-        together = total.plus(other)
-        if bounds.admit(together, now):
+        total = images + other.images, payload + other.payload, answer + other.answer, min(latest, other.latest)
+        in_time = now + total[0] * bounds.image_s <= total[3]
+        if total[0] <= bounds.images and max(total[1:3]) <= bounds.tensor_bytes and in_time:
             chosen.append(place)
-            total = together
+            images, payload, answer, latest = total
     return chosen
 
 
@@ -99,7 +85,7 @@ class PendingTask:
     alone: bool
     group: Hashable = None  # those that it may share an invocation with, while it waits
     carrier: asyncio.Task[None] = field(init=False)
-    turn: asyncio.Future[None] = field(init=False)
+    turn: asyncio.Future[bool] = field(init=False)
     result: asyncio.Future[Timed] | None = field(default=None, init=False)
 
 
@@ -215,7 +201,12 @@ class Dispatcher:
         try:
             started = self._clock.time()
             others = [] if first.group is None else self._take_companions(first, started)
-            results = await self._invoke_tasks([first, *others])
+            tasks = [first.task, *(other.task for other in others)]
+            function = self._functions[first.task.stage][first.task.tile]
+            if others and self._shared is not None:
+                results = await self._shared.invoke_shared(function, tasks, self._timeout_s)
+            else:
+                results = [await self._invoker.invoke(function, first.task, self._timeout_s)]
             took_s = self._clock.time() - started
             pairs = list(zip(others, results[1:], strict=True))
         except Exception as bug:
@@ -235,10 +226,7 @@ class Dispatcher:
         await prewarmer.wait(self._functions[task.stage][task.tile], task.tile, pending.turn)
 
     def _priority(self, pending: PendingTask) -> int:
-        """Return at which age a task waits for its slot; one that may be batched lets some younger queries pass.
-
-        It joins its group only now, so that none is taken along while there are free slots.
-        """
+        """One that may be batched lets younger ones pass; it joins its group only now, when no slot is free."""
         terms = None if pending.alone else self._batching.stages.get(pending.task.stage)
         if terms is None:
             return pending.age
@@ -255,15 +243,8 @@ class Dispatcher:
             if other.turn.done():  # a slot of its own has just come
                 self._slots.release()
             else:
-                other.turn.set_result(None)
+                other.turn.set_result(False)
         return others
-
-    async def _invoke_tasks(self, members: Sequence[PendingTask]) -> Sequence[Report | Failure]:
-        tasks = [member.task for member in members]
-        function = self._functions[tasks[0].stage][tasks[0].tile]
-        if len(tasks) > 1 and self._shared is not None:
-            return await self._shared.invoke_shared(function, tasks, self._timeout_s)
-        return [await self._invoker.invoke(function, tasks[0], self._timeout_s)]
 
 
 def _bounds(batching: Batching, stage: int, tensor_bytes: int) -> Bounds:
@@ -274,7 +255,6 @@ def _bounds(batching: Batching, stage: int, tensor_bytes: int) -> Bounds:
 
 
 def _batch_demand(pending: PendingTask, terms: BatchTerms) -> Demand:
-    """Return what a task asks of a batch: the images of others may take until the rest of its plan must begin."""
     task = pending.task
-    latest = pending.deadline - terms.rest_s + task.batch * terms.image_s
+    latest = pending.deadline - terms.rest_s + task.batch * terms.image_s  # when the rest of its plan must begin
     return Demand(task.batch, task.payload_bytes, pending.answer_bytes, latest)

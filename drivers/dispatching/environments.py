@@ -97,7 +97,6 @@ class Environments:
             self._idle[use.expected.name] = use.expected
 
     def _use(self, now: float) -> Use:
-        """Return a use of the environment that was idle last, as Lambda prefers it, or of a new one."""
         expected = max(self._idle.values(), key=lambda idle: idle.order) if self.idle(now) else None
         if expected:
             del self._idle[expected.name]
@@ -106,10 +105,7 @@ class Environments:
         return use
 
     def _exchange(self, use: Use, found: str) -> None:
-        """Note that an invocation has found another environment than the expected one, perhaps another use's.
-
-        If it was not known at all, the expected one may have been lost with an earlier failure in its place.
-        """
+        """Found another than the expected one: another use's perhaps, or that one was lost with an earlier failure."""
         if self._idle.pop(found, None):
             if use.expected:
                 self._idle[use.expected.name] = use.expected

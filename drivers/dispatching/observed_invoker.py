@@ -47,7 +47,6 @@ class ObservedInvoker:
         await self._invoker.close()
 
     async def _observe(self, function: str, invocation: Awaitable[_Result]) -> _Result:
-        """Wait for an invocation, and note its end; one that ends without a result may have lost its environment."""
         environments, results = self._environments[function], list[Report | WarmUpAnswer | Failure]()
         use = environments.began(self._clock.time())
         try:

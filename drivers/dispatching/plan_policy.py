@@ -104,10 +104,7 @@ class PlanPolicy:
         return sum(environments.in_use for environments in self.environments.values()) + self._cold * self._terms.width
 
     def _warm_ups(self, now: float) -> list[str]:
-        """Return the functions to be warmed: one query's environments at most, and no more than a burst would use.
-
-        That is as many as queries have come within the time that one takes in warm environments.
-        """
+        """For one query at most, and for no more than have come within the time that one takes in warm environments."""
         if now < self._not_before:
             return []
         wanted: list[str] = []

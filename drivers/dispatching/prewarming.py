@@ -104,21 +104,18 @@ class Prewarmer:
         if self._running:
             await asyncio.wait([*self._running])
 
-    async def wait(self, function: str, tile: int, turn: asyncio.Future[None]) -> None:
+    async def wait(self, function: str, tile: int, turn: asyncio.Future[bool]) -> None:
         """Wait for the warm-up request of a function's tile, if no other task has waited for it, or for `turn`."""
         task = self._waiting.pop((function, tile), None)
         if task:
             try:
                 async with timeout_at(self._clock, self._clock.time() + self._terms.patience_s):
-                    await asyncio.wait([task, turn], return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait((task, turn), return_when=asyncio.FIRST_COMPLETED)
             except TimeoutError:
                 return
 
     async def _warm(self, request: _Request, warm_ups: WarmUps) -> None:
-        """Send a request, unless all slots are taken; its failure does not concern the query.
-
-        It keeps its slot until it is answered, also where the query has ended meanwhile: Lambda still runs it.
-        """
+        """It keeps its slot until it is answered, also where the query has ended: Lambda still runs it."""
         if warm_ups.ended or not self._slots.try_acquire():
             return
         warm_ups.in_flight[request] = self._clock.time()

@@ -24,9 +24,9 @@ class PrioritySemaphore:
         self._free = limit
         self._clock = clock
         self._count = (clock(), 0.0, 0)  # until when slot-seconds are counted, those, and the slots in use since
-        self._waiting: list[tuple[int, int, int, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[int, int, int, asyncio.Future[bool]]] = []
         self._arrivals = itertools.count()
-        self._ages = itertools.count()
+        self.next_age = itertools.count().__next__  # the priority of a query that arrives now: after all before it
 
     @property
     def used(self) -> int:
@@ -41,26 +41,22 @@ class PrioritySemaphore:
         since, seconds, used = self._count  # replaced as a whole
         return now, seconds + (now - since) * used
 
-    def next_age(self) -> int:
-        """Return the priority of a query that arrives now: after all that have come before it."""
-        return next(self._ages)
-
-    async def acquire(self, priority: int, slots: int = 1, turn: asyncio.Future[None] | None = None) -> None:
+    async def acquire(self, priority: int, slots: int = 1, turn: asyncio.Future[bool] | None = None) -> bool:
         """Wait for slots, and take all of them at once; cancelling gives up waiting.
 
         Nobody passes a waiter of higher priority that needs more slots than are free: it would wait for ever. A caller
-        that resolves `turn` itself while it waits ends that, without slots.
+        that resolves `turn` to False while it waits ends that: then no slots are taken, and False is returned.
         """
         if self._free >= slots and not self._waiting:
             self._change_used(slots)
-            return
+            return True
         turn = turn or asyncio.get_running_loop().create_future()
         heapq.heappush(self._waiting, (priority, next(self._arrivals), slots, turn))
         self.release(0)  # there may be room for it, though not for those that wait
         try:
-            await turn
+            return await turn
         except asyncio.CancelledError:
-            granted = turn.done() and not turn.cancelled()  # the slots came just as their waiter gave up
+            granted = turn.done() and not turn.cancelled() and turn.result()  # just as their waiter gave up
             self.release(slots if granted else 0)
             raise
 
@@ -78,7 +74,7 @@ class PrioritySemaphore:
                 if needed > self._free:
                     return
                 self._change_used(needed)
-                turn.set_result(None)
+                turn.set_result(True)
             heapq.heappop(self._waiting)
 
     def _change_used(self, slots: int) -> None:

@@ -6,6 +6,7 @@ Every response is bounded before it is used; an invalid one is an InputError of 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -74,25 +75,23 @@ def read_form(body: bytes, plan: Plan) -> Form:
 
 
 def read_index(body: bytes) -> str | None:
-    try:
-        document = protocol.read_json(body)
-    except InputError:
-        return None
-    names = (
-        {tensor.get("name") for tensor in document if isinstance(tensor, dict)} if isinstance(document, list) else set()
-    )
+    document = _read_json(body)
+    models = document if isinstance(document, list) else []
+    names = {model.get("name") for model in models if isinstance(model, dict)}
     only = names.pop() if len(names) == 1 else None
     return only if isinstance(only, str) and 1 <= len(only) <= _MOST_NAME else None
 
 
 def read_batching(body: bytes) -> int | None:
     """Return how many images a server says that it computes at once, None where it says nothing that can be true."""
-    try:
-        document = protocol.read_json(body)
-    except InputError:
-        return None
+    document = _read_json(body)
     most = document.get("max_batch") if isinstance(document, dict) else None
     return most if type(most) is int and 1 <= most <= MAX_BATCH else None
+
+
+def _read_json(body: bytes) -> Any:  # noqa: ANN401 - any JSON
+    with suppress(InputError):
+        return protocol.read_json(body)
 
 
 def encode_request(array: NDArray[Any], name: str, output: str, timeout_s: float) -> tuple[bytes, int]:

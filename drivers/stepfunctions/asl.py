@@ -74,11 +74,16 @@ def compile_plan(
     check_one_size(plan, "state machines")
     _check_sizes(plan, functions)
     writer = _Writer(plan, functions, retry or Retry(), math.ceil(task_timeout_s) + TASK_MARGIN_S)
+    lists = {
+        f"s{number}": _map_items(stage, functions[number]) if stage.grid.tiles > 1 else None
+        for number, stage in enumerate(plan.stages)
+    }
+    tiles = {"Type": "Pass", "Result": lists, "ResultPath": "$.stages", "Next": stage_name(0)}
     machine = {
         "Comment": f"serfer plan {plan.digest}",
         "StartAt": "tiles",
         "TimeoutSeconds": timeout_s,
-        "States": {"tiles": _tiles_state(writer), **dict(_stage_states(writer)), **_end_states(writer)},
+        "States": {"tiles": tiles, **dict(_stage_states(writer)), **_end_states(writer)},
     }
     size = len(json.dumps(machine))
     if size > MOST_DEFINITION_BYTES:
@@ -116,14 +121,6 @@ def _largest_entry_bytes() -> int:
     counts = StoreCounts(*[most] * 5)
     report = Report("0" * 32, number, number, number, number, number, most, most, counts, None, most)
     return len(json.dumps({**encode_report(report), "at": _STAMP, "retries": 10})) + 2
-
-
-def _tiles_state(writer: _Writer) -> State:
-    lists = {
-        f"s{number}": _map_items(stage, writer.functions[number]) if stage.grid.tiles > 1 else None
-        for number, stage in enumerate(writer.plan.stages)
-    }
-    return {"Type": "Pass", "Result": lists, "ResultPath": "$.stages", "Next": stage_name(0)}
 
 
 def _map_items(stage: Stage, functions: Sequence[str]) -> list[Any]:
@@ -218,10 +215,7 @@ def _invoke(writer: _Writer, function: str, payload: State) -> State:
 
 
 def _retriers(retry: Retry) -> list[State]:
-    """Return the run machine's retries: what says nothing about the task has a larger allowance of its own there too.
-
-    Nothing is retried where the store has lost or altered what a tile reads: the driver restarts the query.
-    """
+    """The run machine's; nothing where the store has lost what a tile reads: the driver restarts the query."""
     first = math.ceil(retry.backoff.base)
     waits = {
         "IntervalSeconds": first,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from serfer.core.errors import UnavailableError
 from serfer.core.retry import Backoff
@@ -22,25 +22,9 @@ CONCURRENCY = 64  # executions at once, each of which may hold a connection
 _MARGIN_S = 5  # a call waits for the longest execution
 _POLLING = Backoff(base=0.05, longest=1.0, factor=1.5)  # s between two requests about an execution
 _POLLS_PER_S = 10.0  # of all executions together: AWS allows 15
+Client: TypeAlias = Any
+"""botocore's client for Step Functions, which several threads may use at once."""
 _CALLS = 16  # at once, where none waits for an execution's end
-
-
-class Client(Protocol):
-    """The used methods of botocore's client for Step Functions; it may be called from several threads at once."""
-
-    def start_execution(self, *, stateMachineArn: str, name: str, input: str) -> Any:  # noqa: A002, ANN401, N803 - botocore's
-        ...
-
-    def describe_execution(self, *, executionArn: str) -> Any:  # noqa: ANN401, N803 - botocore's
-        ...
-
-    def stop_execution(self, *, executionArn: str) -> Any:  # noqa: ANN401, N803 - botocore's
-        ...
-
-    def start_sync_execution(self, *, stateMachineArn: str, name: str, input: str) -> Any:  # noqa: A002, ANN401, N803
-        """Run an execution of an Express machine to its end."""
-
-    def close(self) -> None: ...
 
 
 def connect(
@@ -57,7 +41,7 @@ def connect(
     )
     if endpoint:  # "sync-" before the host's name is AWS's alone; otherwise the environment may say so
         config = config.merge(Config(inject_host_prefix=False))
-    client: Any = get_session().create_client(
+    return get_session().create_client(
         "stepfunctions",
         region_name=region,
         endpoint_url=endpoint,
@@ -66,8 +50,6 @@ def connect(
         aws_session_token=credentials.token if credentials else None,
         config=config,
     )
-    connected: Client = client
-    return connected
 
 
 @dataclass(frozen=True)
@@ -131,7 +113,6 @@ class Executions:
             raise
 
     async def _start(self, name: str, text: str) -> tuple[str, float]:
-        """Start an execution and return its ARN, and what to add to the service's times for those of the clock."""
         sent = self._clock.time()
         response = await self._call(self._client.start_execution, stateMachineArn=self._arn, name=name, input=text)
         return response["executionArn"], (sent + self._clock.time()) / 2 - response["startDate"].timestamp()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 from collections.abc import Sequence
 
 from serfer.core.errors import DeadlineError, InputError, TaskFailedError, UsageError
@@ -61,12 +60,8 @@ class StepFunctionsDriver(QueryDriver):
         self.tiles = [stage.grid.tiles for stage in plan.stages]
         self.expected_s = sum(predicted_s)  # of a query
         self.straggling_s = min(max(predicted_s, default=STRAGGLER_S), STRAGGLER_S)  # after a failed execution
-        self._slots = PrioritySemaphore(concurrency)
+        self.slots = PrioritySemaphore(concurrency)
         super().__init__(self.retry)
-
-    @property
-    def polls(self) -> int:
-        return self.executions.polls
 
     async def run(
         self, crops: Sequence[Crop], batch: int, deadline_s: float, context: RequestContext = NO_CONTEXT
@@ -76,15 +71,10 @@ class StepFunctionsDriver(QueryDriver):
         now = self.clock.time()
         if any(crop.levels for crop in crops):
             crops = await asyncio.to_thread(self._as_floats, crops, batch)
-        request = QueryRequest(crops, batch, now, now + deadline_s, self._slots.next_age(), context)
+        request = QueryRequest(crops, batch, now, now + deadline_s, self.slots.next_age(), context)
         try:
             async with timeout_at(self.clock, request.deadline) as limit:
-                with self._cancel_on_close():
-                    await self._slots.acquire(request.age)
-                    try:
-                        return await self._until_answered(lambda: ExecutionRun(self, request))
-                    finally:
-                        self._slots.release()
+                return await self._until_answered(lambda: ExecutionRun(self, request))
         except TimeoutError as error:
             if not limit.expired():
                 raise
@@ -113,7 +103,7 @@ class ExecutionRun:
         stored = written + sum(len(crop.data or b"") for crop in request.crops)
         self._driver = driver
         self._request = request
-        self._name = query_id(secrets.token_hex(16), one_slot=stored <= ONE_SLOT)
+        self._name = query_id(one_slot=stored <= ONE_SLOT)
         self._store = QueryStore(driver.store, driver.retry, request.deadline, driver.clock)
         self._left_s = driver.straggling_s  # until nothing is written any more
         self._cleaned = False
@@ -123,6 +113,13 @@ class ExecutionRun:
         return Overheads(counts=self._store.counts)
 
     async def run(self) -> Answer:
+        await self._driver.slots.acquire(self._request.age)
+        try:
+            return await self._answer()
+        finally:
+            self._driver.slots.release()
+
+    async def _answer(self) -> Answer:
         crops = {input_key(self._name, tile): crop.data or b"" for tile, crop in enumerate(self._request.crops)}
         await self._store.put(crops, self._request.ttl)
         outcome = await self._execute()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -58,7 +58,9 @@ def parse_output(text: str, tiles: Sequence[int]) -> Output:
     match _parsed(text):
         case {"stages": dict(stages)} as value if len(stages) == len(tiles):
             entries = tuple(_entries(stages.get(f"s{number}"), number, count) for number, count in enumerate(tiles))
-            return Output(entries, _end_of(value.get("ended")), cleaned="ended" in value)
+            ended = value.get("ended")
+            at = _time(ended.get("at")) if isinstance(ended, dict) else None
+            return Output(entries, at, cleaned="ended" in value)
     raise InputError("the execution's output is not one of this plan: deploy the state machine that it compiles to")
 
 
@@ -69,23 +71,15 @@ def _parsed(text: str) -> Any:  # noqa: ANN401 - any JSON
         return None
 
 
-def _end_of(value: Any) -> float | None:  # noqa: ANN401 - any JSON
-    return _time(value.get("at")) if isinstance(value, dict) else None
-
-
 def _entries(value: Any, stage: int, count: int) -> tuple[Entry, ...]:  # noqa: ANN401 - any JSON
-    values = [*_flatten(value)]
+    values = [entry for group in _as_list(value) for entry in _as_list(group)]
     if len(values) != count:
         raise InputError(f"the execution reports {len(values)} tiles of stage {stage}, not {count}")
     return tuple(_entry(entry, f"stage {stage}, tile {tile}") for tile, entry in enumerate(values))
 
 
-def _flatten(value: Any) -> Iterator[Any]:  # noqa: ANN401 - any JSON
-    for item in value if isinstance(value, list) else [value]:
-        if isinstance(item, list):
-            yield from item
-        else:
-            yield item
+def _as_list(value: Any) -> list[Any]:  # noqa: ANN401 - any JSON
+    return value if isinstance(value, list) else [value]
 
 
 def _entry(value: Any, place: str) -> Entry:  # noqa: ANN401 - any JSON
@@ -110,19 +104,13 @@ def error_of(outcome: Outcome) -> SerferError:
         return DeadlineError("the state machine's own time limit has passed: deploy it with a longer one")
     if outcome.status == "ABORTED":
         return QueryError("the query's execution was stopped")
-    place, name, message = _cause(outcome)
+    place, cause, name = "", outcome.cause, outcome.error or outcome.status
+    if match := _PLACE.match(cause):
+        place, cause = f"stage {match[1]}, tile {match[2]}: ", _text_field(match[3], "Cause")
+    message = (_text_field(cause, "errorMessage") or cause).partition("\n")[0][:_SHOWN]
     text = f"{name}: {message}" if message else name
     kind = _KINDS.get(name, FailureKind.UNREACHABLE if name.startswith("Lambda.") else FailureKind.FAILED_IN_CODE)
     return query_error(Failure(kind, name, text), place)
-
-
-def _cause(outcome: Outcome) -> tuple[str, str, str]:
-    place, cause = "", outcome.cause
-    if match := _PLACE.match(outcome.cause):
-        place = f"stage {match[1]}, tile {match[2]}: "
-        cause = _text_field(match[3], "Cause")
-    message = _text_field(cause, "errorMessage") or cause
-    return place, outcome.error or outcome.status, message.partition("\n")[0][:_SHOWN]
 
 
 def _text_field(text: str, name: str) -> str:
@@ -152,7 +140,6 @@ def stage_runs(output: Output, outcome: Outcome, bounds: tuple[float, float]) ->
 
 
 def _stage_starts(output: Output, started: float, ended: float) -> list[float]:
-    """Return when each stage started: estimated from the slowest task of each where the service does not say."""
     entered = [[entry.at for entry in entries if entry.at is not None] for entries in output.stages]
     if all(entered):
         return [min(times) for times in entered]

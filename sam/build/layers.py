@@ -44,7 +44,6 @@ _FORMAT = "1"  # of what lies in the cache
 
 
 def health_directory(target: Path) -> Built:
-    """Write the package of the function that answers health checks: one module."""
     target.mkdir(parents=True)
     shutil.copyfile(health.__file__, target / Path(health.__file__).name)
     return seal(target, HEALTH_FUNCTION)
@@ -68,7 +67,6 @@ def weights_layer(target: Path, plan: Plan, plan_directory: Path, stage: int, nu
 
 
 def function_directory(target: Path, plan: Plan, plan_directory: Path, stage: int, number: int) -> Built:
-    """Write one function's own package: the plan alone."""
     _copy(plan_directory, target, PLAN_FILE)
     return seal(target, function_id(digest12(plan), stage, number))
 
@@ -151,7 +149,6 @@ runner_layer = functools.partial(_layer, "runner", RUNNER_LAYER)
 
 
 def _unaltered(kept: Path, compiled_by: str | None) -> Built | None:
-    """Describe the layer of a cache's directory, None where it is not as it was assembled."""
     try:
         expected = (kept / "digest").read_bytes()
         layer = built(kept / "layer", compiled_by)

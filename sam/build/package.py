@@ -162,7 +162,6 @@ def _variants(beside: Sequence[Path], plan: Plan, options: Options, settings: Se
 
 
 def deployed_cold(directory: Path, plan: Plan, options: Options) -> Plan | None:
-    """Return the cold plan of a plan directory, where it has one and the engine chooses among plans."""
     return load_cold_plan(directory, plan) if options.chooses_plans else None
 
 
@@ -202,9 +201,9 @@ def _earlier(place: Path, plan: Plan, options: Options) -> _Generation | None:
     if deployment.options.name != options.name or not others:
         return None
     earlier = _packaged(place, deployment, others[0], options)
-    for each in earlier.sources:
-        digest = digest12(each.plan)
-        kept = [f"{GENERATIONS}/{digest}", *(f"{_WEIGHTS}/{piece.name}" for _, piece in _pieces(each.plan))]
+    for source in earlier.sources:
+        digest = digest12(source.plan)
+        kept = [f"{GENERATIONS}/{digest}", *(f"{_WEIGHTS}/{piece.name}" for _, piece in _pieces(source.plan))]
         if not all((place / name).is_dir() for name in kept):
             raise InputError(f"{place} has lost its plan {digest}: package with --no-previous, or choose another --out")
     return earlier
@@ -213,9 +212,9 @@ def _earlier(place: Path, plan: Plan, options: Options) -> _Generation | None:
 def _packaged(place: Path, deployment: Deployment, digest: str, options: Options) -> _Generation:
     plan = load_packaged_plan(place, digest)
     cold = load_packaged_cold(place, deployment, plan) if options.chooses_plans else None
-    beside = [load_packaged_plan(place, each) for each in deployment.beside.get(digest, ()) if options.applications]
+    beside = [load_packaged_plan(place, name) for name in deployment.beside.get(digest, ()) if options.applications]
     starting = _Source(cold, build=place) if cold else None
-    return _Generation(_Source(plan, build=place), starting, tuple(_Source(each, build=place) for each in beside))
+    return _Generation(_Source(plan, build=place), starting, tuple(_Source(plan, build=place) for plan in beside))
 
 
 def _earlier_of(
@@ -238,11 +237,11 @@ def _earlier_of(
         cold = deployed.cold.get(main) if options.chooses_plans else None
         beside = deployed.beside.get(main, ()) if options.applications else ()
         places = {main: scratch, **({cold: scratch / COLD_DIRECTORY} if cold else {})}
-        places |= {each: scratch / "beside" / each for each in beside}
+        places |= {name: scratch / "beside" / name for name in beside}
         found = {
-            each: _Source(fetch_plan(deployed, each, session, where, progress), where) for each, where in places.items()
+            name: _Source(fetch_plan(deployed, name, session, where, progress), where) for name, where in places.items()
         }
-        return _Generation(found[main], found[cold] if cold else None, tuple(found[each] for each in beside))
+        return _Generation(found[main], found[cold] if cold else None, tuple(found[name] for name in beside))
     except (BotoCoreError, ClientError) as error:
         raise UnavailableError(f"--previous-of {stack}: {error}") from error
 
@@ -296,7 +295,6 @@ class _Writer:
     progress: Callable[[str], None]
 
     def write(self, current: _Generation, earlier: _Generation | None) -> Deployment:
-        """Write everything but SAM CLI's settings."""
         cache = self.settings.cache_dir
         generations = [current, *([earlier] if earlier else [])]
         sources = _different(source for generation in generations for source in generation.sources)
@@ -348,7 +346,7 @@ class _Writer:
             },
             digest=tree_digest(self.build),
             weights={file.sha256: file.bytes for file in fetched(every)},
-            images=tuple(image for each in every for image in images_of(each)),
+            images=tuple(image for plan in every for image in images_of(plan)),
             cold={main: digest12(plan) for main, plan in cold.items()},
             driver_runs={digest: memory_mb for digest, (memory_mb, _) in driver_runs.items()},
             beside={main: tuple(map(digest12, others)) for main, others in beside.items()},
@@ -373,10 +371,7 @@ class _Writer:
         return {"0-0": runs[1]} if runs else sizes
 
     def _driver_runs(self, generations: list[_Generation], driver: Built) -> dict[str, tuple[int, int]]:
-        """Write what a driver function needs besides where it runs a plan itself.
-
-        Return its memory and its bytes unzipped, by the twelve digits of such a plan.
-        """
+        """Return, by twelve digits, the memory of a driver function that runs a plan, and its bytes unzipped."""
         plans = [generation.main.plan for generation in generations if generation.cold is None]
         facts, place = self.account.within(self.settings.facts()), self.build / _LAYERS / _RUNNER
         if not any(decide(plan, self.options, facts).runs for plan in plans):
@@ -388,7 +383,7 @@ class _Writer:
         for plan in plans[: plans[0] is generations[0].main.plan]:  # the one before may be of several functions
             require(plan, self.options, facts, sizes[digest12(plan)])
         decided = {digest12(plan): decide(plan, self.options, facts, sizes[digest12(plan)]) for plan in plans}
-        runs = {digest: (each.memory_mb, sizes[digest]) for digest, each in decided.items() if each.runs}
+        runs = {digest: (decision.memory_mb, sizes[digest]) for digest, decision in decided.items() if decision.runs}
         if not runs:
             shutil.rmtree(place)
             return {}
@@ -396,10 +391,7 @@ class _Writer:
         return runs
 
     def _generation(self, plan: Plan, directory: Path, worker: Built | None) -> dict[str, int]:
-        """Write a plan's functions and their weights, without a `worker` layer the weights alone.
-
-        Return the bytes of each function with its layers, by "STAGE-PART".
-        """
+        """Return the bytes of each function with its layers by "STAGE-PART"; without `worker`, write weights alone."""
         place = self.build / GENERATIONS / digest12(plan)
         facts, sizes = self.settings.facts().functions, {}
         for stage, number in plan.functions:

@@ -73,7 +73,6 @@ class Upload:
 
     @property
     def where(self) -> dict[str, str]:
-        """The object, as S3's operations take it."""
         return {"Bucket": self.bucket, "Key": self.key}
 
     @property
@@ -93,7 +92,7 @@ class Upload:
             upload = self.upload_id or store.create_multipart_upload(**self.where)["UploadId"]
             tag = store.upload_part(**self.where, UploadId=upload, PartNumber=self.number, Body=piece)["ETag"]
         if self.number == self.count:
-            parts = [{"PartNumber": number, "ETag": each} for number, each in enumerate([*self.tags, tag], 1)]
+            parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate([*self.tags, tag], 1)]
             store.complete_multipart_upload(**self.where, UploadId=upload, MultipartUpload={"Parts": parts})
             self._check(store)
         return {"UploadId": upload, "Tag": tag}

@@ -16,6 +16,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -112,6 +113,8 @@ def _installed(name: str) -> str | None:
 
 def download(requirements: Path, runtime: str, architecture: str, directory: Path, *options: str) -> None:
     """Download, with pip, the wheels of a requirements file for a runtime; raises what `wheels` does."""
+    if find_spec("pip") is None:
+        raise UnavailableError("pip, which brings the wheels, is not installed here: run python -m ensurepip first")
     machine = MACHINES[architecture]
     tags = [f"manylinux_2_{minor}_{machine}" for minor in range(_NEWEST_GLIBC, _OLDEST_GLIBC - 1, -1)]
     command = [

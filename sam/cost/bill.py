@@ -69,7 +69,6 @@ class Bill:
         return math.ceil(queries / self.limits.a_month) if self.limits else 1
 
     def load(self, month: Month) -> str:
-        """Return the queries of a month in words, with how many keys they take where that is more than one."""
         keys = self.keys(month.queries)
         return f"{month.queries:,}" + (f" ({keys:,} keys)" if keys > 1 else "")
 
@@ -307,7 +306,6 @@ def price_build(
     cold_share: float | None = None,
     parameters: Mapping[str, str] | None = None,
 ) -> Bill:
-    """Price what BUILD holds, with its template's own parameters unless others are given."""
     deployment, template = load_deployment(build), load_template(build)
     plan = priced_query(load_packaged_plan(build, deployment.current))
     images = sum(size for name, size in deployment.bytes.items() if deployment.is_image(name))

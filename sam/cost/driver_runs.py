@@ -79,7 +79,6 @@ def decide(plan: Plan, options: Options, facts: AwsFacts, unzipped: int = 0, *, 
 
 
 def require(plan: Plan, options: Options, facts: AwsFacts, unzipped: int = 0, *, has_cold: bool = False) -> None:
-    """Raise UsageError where `driver_runs=always` was chosen for a plan that a driver cannot run."""
     if options.driver_runs != "always":
         return
     if against := _COLD if has_cold else _against(plan, options, facts, unzipped):

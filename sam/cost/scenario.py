@@ -55,7 +55,6 @@ def read_profile(file: Path | None, slo_ms: float | None, options: Options, fact
 
 
 def check_pool(plan: Plan, options: Options, profile: Profile | None) -> None:
-    """Raise UsageError where a pool cannot serve a plan, or where its speed was not measured."""
     if options.gpu is None:
         return
     if profile is None:

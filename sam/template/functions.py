@@ -18,13 +18,14 @@ from serfer.sam.template.fragments import Part, allow, load, merge
 from serfer.sam.weights import URL, pieces, uploaded_id
 
 _STANDARD_LIMIT_S = 3600
+_TASK_LIMIT_S = 60
 _LONG_ARN = "arn:aws-us-gov:lambda:us-gov-west-1:123456789012:function:" + "x" * 64 + ":live"
 
 
-def generation(plan: Plan, options: Options, environment: Mapping[str, Any], timeout_s: int) -> Part:
+def generation(plan: Plan, options: Options, environment: Mapping[str, Any]) -> Part:
     """Return the resources of a plan and what they may do; `environment` are the variables of its functions."""
     digest = digest12(plan)
-    parts = [part for place in plan.functions for part in _function(plan, *place, options, environment, timeout_s)]
+    parts = [part for place in plan.functions for part in _function(plan, *place, options, environment)]
     ids = [function_id(digest, *part) for part in plan.functions]
     targets = [{"Ref": f"{name}.Alias"} if options.by_alias else {"Fn::GetAtt": [name, "Arn"]} for name in ids]
     statements = {"DriverRole": [allow(f"Stages{digest}", "lambda:InvokeFunction", targets)]}
@@ -41,7 +42,7 @@ def generation(plan: Plan, options: Options, environment: Mapping[str, Any], tim
     return merge([{"Statements": statements}, *parts])
 
 
-def state_machine(plan: Plan, options: Options, timeout_s: int = 60) -> dict[str, Any]:
+def state_machine(plan: Plan, options: Options) -> dict[str, Any]:
     """Return the definition of a plan's state machine, whose functions' names are the template's substitutions."""
     digest = digest12(plan)
     express = options.engine == "stepfunctions-express"
@@ -49,7 +50,7 @@ def state_machine(plan: Plan, options: Options, timeout_s: int = 60) -> dict[str
         compile_plan,
         plan,
         express=express,
-        task_timeout_s=timeout_s,
+        task_timeout_s=_TASK_LIMIT_S,
         timeout_s=EXPRESS_LIMIT_S if express else _STANDARD_LIMIT_S,
     )
     stages = [range(len(stage.functions)) for stage in plan.stages]
@@ -74,9 +75,7 @@ def weights_layer(plan: Plan, stage: int, number: int, options: Options) -> Part
     return load("function-weights", known)
 
 
-def _function(
-    plan: Plan, stage: int, number: int, options: Options, environment: Mapping[str, Any], timeout_s: int
-) -> Iterator[Part]:
+def _function(plan: Plan, stage: int, number: int, options: Options, environment: Mapping[str, Any]) -> Iterator[Part]:
     """Yield the layer of a function's weights, unless it is an image, which has all in itself, and the function."""
     digest, part = digest12(plan), f"{stage}-{number}"
     function, layer = function_id(digest, stage, number), weights_id(digest, stage, number)
@@ -95,7 +94,7 @@ def _function(
         "architecture": options.architecture,
         "runtime": options.runtime,
         "memory_mb": plan.stages[stage].memory_mb,
-        "timeout_s": function_timeout_s(plan, stage, timeout_s),
+        "timeout_s": function_timeout_s(plan, stage, _TASK_LIMIT_S),
         "environment": {**environment, "POWERTOOLS_LOG_LEVEL": "INFO"},
         "digest": digest,
         "version": __version__,

@@ -36,7 +36,7 @@ class Scope:
         if depth > _MOST_DEPTH:
             return value
         if isinstance(value, list):
-            return [item for item in (self.resolved(each, depth + 1) for each in value) if item is not _NOTHING]
+            return [item for item in (self.resolved(item, depth + 1) for item in value) if item is not _NOTHING]
         if not isinstance(value, dict):
             return value
         if len(value) == 1 and (known := self._called(*next(iter(value.items())), depth)) is not None:
@@ -126,7 +126,6 @@ class ApiLimits:
 
 
 def check_parameters(declared: Mapping[str, Any], given: Mapping[str, str]) -> None:
-    """Raise UsageError for a value that a template's parameter does not take, or a parameter that there is not."""
     if unknown := sorted(set(given) - set(declared)):
         raise UsageError(f"--parameter {unknown[0]}: the template has {', '.join(sorted(declared))}")
     for name, value in given.items():
@@ -136,7 +135,7 @@ def check_parameters(declared: Mapping[str, Any], given: Mapping[str, str]) -> N
 
 
 def _refusal(parameter: Mapping[str, Any], value: str) -> str | None:
-    allowed = [str(each) for each in parameter.get("AllowedValues", ())]
+    allowed = [str(text) for text in parameter.get("AllowedValues", ())]
     if allowed and value not in allowed:
         return f"is one of {', '.join(allowed)}"
     if pattern := parameter.get("AllowedPattern"):

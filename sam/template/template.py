@@ -59,10 +59,9 @@ _HEAD = """\
 """
 
 
-def make_template(  # noqa: PLR0913 - the parts of a deployment, by name
+def make_template(
     options: Options,
     plans: Sequence[Plan],
-    timeout_s: int = 60,
     pooled: Collection[str] | None = None,
     cold: Mapping[str, Plan] | None = None,
     driver_runs: Mapping[str, int] | None = None,
@@ -76,7 +75,7 @@ def make_template(  # noqa: PLR0913 - the parts of a deployment, by name
     `plans` are the current one and, after an update, the one before, of which the parameter Serving chooses one. By the
     twelve digits of these plans: `pooled` have a pool, `spot` spot instances, too (None: all, where options say so),
     `cold` are their cold plans, `beside` plans of other variants, `driver_runs` the MB of a driver that runs the plan.
-    A stage's function may take `timeout_s`; an account runs `concurrency` environments at once.
+    An account runs `concurrency` environments at once.
     """
     options.check()
     cold, beside = cold or {}, beside or {}
@@ -103,11 +102,9 @@ def make_template(  # noqa: PLR0913 - the parts of a deployment, by name
     chosen = _chosen(options, fetches=bool(weights), driver_runs=bool(driver_runs), invokes=invoked)
     parts = [fragments.load(name, variables) for name in chosen]
     environment = {"SERFER_STORE": MEMORY, **fragments.merge(parts).get("Environment", {})}
-    parts += [upload(each, options) for each in weights]
+    parts += [upload(weight, options) for weight in weights]
     parts += [
-        weights_layer(plan, 0, 0, options)
-        if digest12(plan) in driver_runs
-        else generation(plan, options, environment, timeout_s)
+        weights_layer(plan, 0, 0, options) if digest12(plan) in driver_runs else generation(plan, options, environment)
         for plan in every
     ]
     with_pool = [digest for digest in digests if options.gpu and (pooled is None or digest in pooled)]
@@ -117,7 +114,7 @@ def make_template(  # noqa: PLR0913 - the parts of a deployment, by name
     whole = fragments.merge([*parts, _serving(digests, options, with_pool, with_spot)])
     if options.applications is not None:  # of both generations: a release may have variants of either
         own = dict.fromkeys([*digests, *map(digest12, others)])
-        whole["DriverEnvironment"]["SERFER_APPLICATION_PLANS"] = os.pathsep.join(f"plans/{each}" for each in own)
+        whole["DriverEnvironment"]["SERFER_APPLICATION_PLANS"] = os.pathsep.join(f"plans/{digest}" for digest in own)
     whole["Outputs"] |= _plans(plans, every, cold, beside, driver_runs)
     whole["Outputs"]["Store"] = {"Description": "URL of the store.", "Value": environment["SERFER_STORE"]}
     resources = whole["Resources"]

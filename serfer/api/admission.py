@@ -32,12 +32,12 @@ import heapq
 import math
 import time
 from abc import abstractmethod
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractContextManager, asynccontextmanager
+from collections import deque
+from collections.abc import Awaitable, Callable, MutableSequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from serfer.api.http.problems import OVERLOADED, Problem
 from serfer.core.errors import DeadlineError
@@ -88,6 +88,7 @@ class Place(Share):
         if pool is not None:
             del pool.taken[self.client][self]
             pool.count -= 1
+            pool.shown[0] = pool.count
             if not pool.taken[self.client]:
                 del pool.taken[self.client]
 
@@ -117,6 +118,7 @@ class Places:
         self._clock = clock
         self.taken: dict[str, dict[Place, None]] = {}  # by client, the oldest first
         self.count = 0
+        self.shown: MutableSequence[int] | memoryview = [0]  # the count, for others to see
         self._next = -math.inf  # when the client that was refused last should come again
 
     def ahead(self, client: str) -> int:
@@ -131,13 +133,14 @@ class Places:
 
     def take(self, client: str = "", *, kept: bool = False) -> Place:
         """Return a place for a request, another client's where that has too many; raises Problem 429 for none."""
-        if not self.has_room(client):
+        if (self.count or not self.most) and not self.has_room(client):
             raise self.refusal()
         if self.count >= self.most and (surplus := self._surplus(client)):
             surplus.lose(self.refusal())
         place = Place(client, self, kept=kept)
         self.taken.setdefault(client, {})[place] = None
         self.count += 1
+        self.shown[0] = self.count
         return place
 
     def refusal(self) -> Problem:
@@ -167,19 +170,23 @@ class _Waiter:
 class Slots:
     """At most `count` slots are held, and clients take turns at them; for one event loop. `clock` is in seconds.
 
-    `took` are the seconds for which the last ones were held without an error, until `ended`. `released` is called when
-    what holds one ends, unless it is cancelled: a client that has left says nothing of how fast work is done.
+    `took` are the seconds for which the last ones were held without an error, until `ended`. `released` is called with
+    the time when what holds one ends, unless it is cancelled: a client that has left says nothing of how fast work is
+    done.
     """
 
     def __init__(
-        self, count: int, clock: Callable[[], float] = time.monotonic, released: Callable[[], None] = lambda: None
+        self,
+        count: int,
+        clock: Callable[[], float] = time.monotonic,
+        released: Callable[[float], None] = lambda _: None,
     ) -> None:
         self.count = count
         self.running = 0
         self.took: deque[float] = deque(maxlen=count)
         self.ended = -math.inf
-        self._clock = clock
-        self._released = released
+        self.clock = clock
+        self.released = released
         self._lines: dict[str, list[_Waiter]] = {}  # heaps, the client whose turn is next first
         self._arrivals = 0
 
@@ -187,35 +194,19 @@ class Slots:
     def waiting(self) -> int:
         return sum(map(len, self._lines.values()))
 
-    @asynccontextmanager
-    async def hold(self, place: Place, left_s: float = math.inf, served: int = 0) -> AsyncIterator[float]:
-        """Wait for a slot and hold it within the context, which yields the seconds waited.
+    def hold(self, place: Place, left_s: float = math.inf, served: int = 0) -> _Turn:
+        """Return a context that waits for a slot and holds it.
 
         `served` is how often this request has held one. Raises Problem 429 where the place is lost, and DeadlineError
         after `left_s` seconds, or when a slot comes with less time left than the last ones were held for: it would only
         take others' time.
         """
-        since = waited_since = self._clock()
-        if self.running < self.count:
-            self.running += 1
-        else:
-            await self._wait(place, left_s, served)
-            since = self._clock()
-        try:
-            yield since - waited_since
-            self.ended = self._clock()
-            self.took.append(self.ended - since)
-            self._released()
-        except Exception:
-            self._released()
-            raise
-        finally:
-            self._hand_on()
+        return _Turn(self, place, left_s, served)
 
-    async def _wait(self, place: Place, left_s: float, served: int) -> None:
+    async def wait(self, place: Place, left_s: float, served: int) -> None:
         granted = asyncio.get_running_loop().create_future()
         self._arrivals += 1
-        waiter = _Waiter(served, self._arrivals, self._clock() + left_s, granted)
+        waiter = _Waiter(served, self._arrivals, self.clock() + left_s, granted)
         heapq.heappush(self._lines.setdefault(place.client, []), waiter)
         place.waiting = granted
         try:
@@ -223,7 +214,7 @@ class Slots:
                 in_time = await granted
         except BaseException as end:
             if granted.done() and not granted.cancelled() and granted.exception() is None and granted.result():
-                self._hand_on()  # the slot came when it was no longer wanted
+                self.hand_on()  # the slot came when it was no longer wanted
             self._remove(place.client, waiter)
             if isinstance(end, TimeoutError):
                 raise _late(left_s) from None
@@ -239,9 +230,9 @@ class Slots:
             if not line:
                 del self._lines[client]
 
-    def _hand_on(self) -> None:
+    def hand_on(self) -> None:
         """Give the slot to the next client's next request that can still be answered; the client goes to the end."""
-        latest = self._clock() + (median(self.took) if self.took and self._lines else 0.0)
+        latest = self.clock() + (median(self.took) if self.took else 0.0) if self._lines else 0.0
         while self._lines:
             client = next(iter(self._lines))
             line = self._lines.pop(client)
@@ -255,13 +246,45 @@ class Slots:
         self.running -= 1
 
 
+@dataclass(eq=False, slots=True)
+class _Turn:
+    """One holder of a slot, `since` a time: a class, as a generator's context takes three times as many calls."""
+
+    slots: Slots
+    place: Place
+    left_s: float
+    served: int
+    since: float = field(default=0.0, init=False)
+    waited_s: float = field(default=0.0, init=False)
+
+    async def __aenter__(self) -> Self:
+        slots = self.slots
+        self.since = slots.clock()
+        if slots.running < slots.count:
+            slots.running += 1
+        else:
+            await slots.wait(self.place, self.left_s, self.served)
+            arrived, self.since = self.since, slots.clock()
+            self.waited_s = self.since - arrived
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        slots, now = self.slots, self.slots.clock()
+        if kind is None:
+            slots.ended = now
+            slots.took.append(now - self.since)
+        if kind is None or issubclass(kind, Exception):
+            slots.released(now)
+        slots.hand_on()
+
+
 class Bytes:
     """The bytes that all requests hold together, `held`, at most `most`; for one event loop."""
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.held = 0
-        self.by_client: Counter[str] = Counter()
+        self.by_client: dict[str, int] = {}
 
     def hold(self, client: str = "", size: int = 0) -> HeldBytes:
         """Return what a client's request holds, `size` bytes at first; raises Problem 429 where that is too much."""
@@ -280,18 +303,20 @@ class HeldBytes(Share):
 
     def add(self, size: int) -> None:
         """Hold `size` bytes more, or less where it is negative; raises Problem 429 where all would hold too many."""
-        budget, client = self.budget, self.client
+        budget = self.budget
+        of_client = budget.by_client.get(self.client, 0) + size
         if size > 0:
             spare = budget.most // _SPARE
-            is_small = budget.by_client[client] + size <= spare or budget.held == self.size
+            is_small = of_client <= spare or budget.held == self.size
             if budget.held + size > (budget.most if is_small else budget.most - spare):
                 why = "the requests that are here hold all the memory that there is for them (SERFER_API_HELD_BYTES)"
                 raise _overloaded(why, _BYTES_AGAIN_S)
         self.size += size
         budget.held += size
-        budget.by_client[client] += size
-        if not budget.by_client[client]:
-            del budget.by_client[client]
+        if of_client:
+            budget.by_client[self.client] = of_client
+        elif size:
+            del budget.by_client[self.client]
 
     def release(self) -> None:
         self.add(-self.size)
@@ -347,17 +372,20 @@ class Admission:
 
     def check(self, client: str, left_s: float) -> None:
         """Refuse a query that could not be answered in `left_s` seconds: Problem 429 that says when to come again."""
-        known = self.queries.count
-        rate = self.rate or (self._rate_at_most() if known >= self.in_flight else None)
-        late = rate is not None and self.queries.ahead(client) / rate * _MARGIN > left_s
-        if (late and known) or not self.queries.has_room(client):
+        queries = self.queries
+        if queries.most and not queries.count:
+            return  # nobody to wait for
+        rate = self.rate or (self._rate_at_most() if queries.count >= self.in_flight else None)
+        late = rate is not None and queries.ahead(client) / rate * _MARGIN > left_s
+        if late or not queries.has_room(client):
             self._pressed = True
-            raise self.queries.refusal()
+            raise queries.refusal()
 
     def place(self, client: str, left_s: float, *, kept: bool = False) -> Place:
         """Return a query's place, which it has before it is decoded; raises Problem 429 as `check`."""
-        self.check(client, left_s)
-        if not self.queries.count:
+        if self.queries.count or not self.queries.most:
+            self.check(client, left_s)
+        else:
             self._departed = None  # idle time says nothing
         return self.queries.take(client, kept=kept)
 
@@ -369,9 +397,9 @@ class Admission:
         if due > now:
             await self._sleep(due - now)
 
-    def _depart(self) -> None:
+    def _depart(self, now: float) -> None:
         """Take a departure into the rate, if queries were kept out; the first one only says when to begin."""
-        now, kept_out = self._clock(), self.queries.count > self.in_flight
+        kept_out = self.queries.count > self.in_flight
         pressed, self._pressed = self._pressed or kept_out, kept_out
         if not pressed:
             self._departed = None

@@ -22,7 +22,7 @@ from serfer.api.auth.hosts import HostCheck
 from serfer.api.auth.keys import KeyRing, Scope, authorise, require, require_application, require_scope
 from serfer.api.http.body import ApiLimits
 from serfer.api.http.problems import OVERLOADED, Problem, problem_of, problem_response
-from serfer.api.http.request_middleware import RequestMiddleware
+from serfer.api.http.request_middleware import RequestMiddleware, Respond
 from serfer.api.http.server import FINISH_S
 from serfer.api.http.validation import fault
 from serfer.api.idempotency import IdempotencyStore
@@ -31,7 +31,7 @@ from serfer.api.kept_results import KeptResults
 from serfer.api.observability.logs import note_retry
 from serfer.api.observability.metrics import metrics_router
 from serfer.api.observability.telemetry import Telemetry, open_telemetry
-from serfer.api.requests import add_direct
+from serfer.api.requests import Application
 from serfer.api.routes.applications import applications_router
 from serfer.api.routes.classify import Classifying, classify_router, results_router
 from serfer.api.routes.health import health_router, load_router
@@ -72,7 +72,7 @@ def make_app(
     hosts: Iterable[str] | None = None,
     *,
     streams: bool = True,
-) -> FastAPI:
+) -> Application:
     """Return the application that answers for `service`; with `keys`, to those who have one.
 
     `hosts` are the names and addresses that it answers to; without them, to any (serfer/api/auth/hosts.py).
@@ -103,7 +103,7 @@ def make_app(
             await service.close()
         await asyncio.to_thread(telemetry.close)
 
-    app = FastAPI(
+    app = Application(
         title="SerFer",
         version=__version__,
         summary="Answers to images by split convolutional networks.",
@@ -120,8 +120,8 @@ def make_app(
     keeping = Keeping(kept, service.admission.downloads, telemetry.metrics)
     classifying = Classifying(service, limits, idempotency, queries, settings.api_deadline_ms, keeping)
     inferring = Inferring(service, limits, settings.api_deadline_ms, keeping)
-    add_direct(app, classify_router(classifying, guarded))
-    add_direct(app, infer_router(inferring, guarded))
+    app.add_direct(classify_router(classifying, guarded))
+    app.add_direct(infer_router(inferring, guarded))
     for router in (
         results_router(queries),
         models_router(service),
@@ -139,15 +139,16 @@ def make_app(
     app.include_router(releases_router(service, keys, is_open=settings.open_registry))
     for router in (health_router(service), protocol_health_router(service), page_router()):  # open
         app.include_router(router)
-    _answer_errors(app, service.admission)
+    respond = _responder(service.admission)
+    for kind in (Problem, SerferError, HTTPException, RequestValidationError, ClientDisconnect, Exception):
+        app.add_exception_handler(kind, respond)
     if hosts is not None:
-        app.add_middleware(HostCheck, hosts=hosts, origins=settings.allow_hosts)
-    app.add_middleware(RequestMiddleware, telemetry=telemetry, budget=service.admission.bytes)
+        app.checks.append(HostCheck(hosts, settings.allow_hosts))
+    app.enter = RequestMiddleware(app.answer, telemetry, service.admission.bytes, respond)
     return app
 
 
 def _guard(keys: KeyRing, service: Service, posts: Scope = Scope.CLASSIFY) -> Any:  # noqa: ANN401 - a dependency of FastAPI's
-    """Return what lets a request through by its key; `posts` is the scope that a POST needs."""
     refused: set[str] = set()
 
     async def guard(request: Request) -> None:
@@ -178,33 +179,28 @@ def _application(request: Request, service: Service) -> str | None:
     return str(called).partition(":")[0]
 
 
-def _answer_errors(app: FastAPI, admission: Admission) -> None:
-    async def answer(request: Request, error: Exception) -> Response:
-        problem = problem_of(error)
-        request.state.error = error
-        if problem.slug == OVERLOADED:
-            await admission.pace(getattr(request.state, "deadline", math.inf) - time.monotonic())
-        return problem_response(problem, request)
+def _responder(admission: Admission) -> Respond:
 
-    async def http(request: Request, error: Exception) -> Response:
-        error = cast("HTTPException", error)
+    def problem(request: Request, error: Exception) -> Problem:
+        if isinstance(error, RequestValidationError):
+            first = error.errors()[0]
+            return Problem(422, fault(first["loc"][1:], first["msg"]))
+        if not isinstance(error, HTTPException):
+            return problem_of(error)
         unknown: dict[int, str] = {
             404: f"there is nothing at {request.url.path[:_MOST_PATH]}: /docs lists what there is",
             405: f"{request.url.path[:_MOST_PATH]} does not take {request.method}: see /docs",
         }
         detail = unknown.get(error.status_code, str(error.detail))
-        return await answer(request, Problem(error.status_code, detail, headers=error.headers))
+        return Problem(error.status_code, detail, headers=error.headers)
 
-    async def invalid(request: Request, error: Exception) -> Response:
-        first = cast("RequestValidationError", error).errors()[0]
-        return await answer(request, Problem(422, fault(first["loc"][1:], first["msg"])))
-
-    async def gone(request: Request, error: Exception) -> Response:
+    async def respond(request: Request, error: Exception) -> Response:
         request.state.error = error
-        return Response(status_code=_CLIENT_CLOSED)
+        if isinstance(error, ClientDisconnect):
+            return Response(status_code=_CLIENT_CLOSED)
+        said = problem(request, error)
+        if said.slug == OVERLOADED:
+            await admission.pace(getattr(request.state, "deadline", math.inf) - time.monotonic())
+        return problem_response(said, request)
 
-    app.add_exception_handler(Problem, answer)
-    app.add_exception_handler(SerferError, answer)
-    app.add_exception_handler(HTTPException, http)
-    app.add_exception_handler(RequestValidationError, invalid)
-    app.add_exception_handler(ClientDisconnect, gone)
+    return respond

@@ -54,9 +54,9 @@ class ObjectiveParameters(QueryParameters):
 
     @cached_property
     def objectives(self) -> Objectives:
-        return Objectives(
-            self.latency_ms, self.min_accuracy, self.max_cost_usd, self.variant, self.network, self.strict
-        )
+        names = self.variant, self.network, self.strict
+        given = Objectives(self.latency_ms, self.min_accuracy, self.max_cost_usd, *names)
+        return _NONE if given == _NONE else given
 
 
 def asked_of(service: Service, parameters: ObjectiveParameters, query: str) -> ApplicationQuery | None:
@@ -67,7 +67,7 @@ def asked_of(service: Service, parameters: ObjectiveParameters, query: str) -> A
     """
     model, application, objectives = parameters.model, parameters.application, parameters.objectives
     applications = service.applications
-    if application is None and objectives == _NONE and (model is not None or service.models):
+    if application is None and objectives is _NONE and (model is not None or service.models):
         return None
     if model is not None:
         raise Problem(422, "give a model, or an application and objectives, not both")
@@ -161,6 +161,6 @@ def is_cold(answered: ServiceResult) -> bool:
 
 
 def same_classes(*answers: ServiceResult) -> bool:
-    images = ([image for image in each.result.report.images if image.predictions] for each in answers)
+    images = ([image for image in answer.result.report.images if image.predictions] for answer in answers)
     one, other = ([image.predictions[0].index for image in found] for found in images)
     return one == other

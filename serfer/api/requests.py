@@ -1,23 +1,22 @@
-"""What a request says besides its images: query parameters, idempotency key, deadline and client."""
+"""What a request says besides its images: query parameters, key, deadline and client; and its way to an endpoint."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import re
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, FastAPI
-from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from serfer.api.http.body import EXCHANGE
 from serfer.api.http.problems import Problem
 from serfer.api.http.validation import check_names
 from serfer.api.observability.logs import CURRENT
@@ -48,19 +47,19 @@ class IdempotencyKey:
 
 def query_of(request: Request, model: str, allowed_s: float) -> ServiceQuery:
     """Return what a request asks of a model, to be answered within so many seconds of its arrival."""
-    state = request.state
-    record = CURRENT.get()
-    context = RequestContext(getattr(state, "request_id", ""), failed=record.failed if record else str)
-    state.deadline = (getattr(state, "arrived", None) or time.monotonic()) + allowed_s
-    return ServiceQuery(model, state.deadline, allowed_s, context, client_of(request))
+    state, record, client = request.scope["state"], CURRENT.get(), client_of(request.scope)
+    state["held"].client = client
+    context = RequestContext(record.request_id, failed=record.failed) if record else RequestContext()
+    deadline = state["deadline"] = state["arrived"] + allowed_s
+    return ServiceQuery(model, deadline, allowed_s, context, client, held=state["held"])
 
 
-def client_of(request: Request) -> str:
+def client_of(scope: Scope) -> str:
     """Return who shares the service with others: the owner of an API key, else an address, of IPv6 its network."""
-    known = getattr(request.state, "client", None)
-    if known is not None:
-        return f"key {known.name}"
-    return network_of(request.client.host if request.client else "")
+    state, address = scope["state"], scope["client"]
+    if "client" in state:
+        return f"key {state['client'].name}"
+    return network_of(address[0] if address else "")
 
 
 @lru_cache(_NETWORKS)
@@ -122,23 +121,36 @@ def digest_of(parts: Iterable[bytes]) -> str:
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, _Value]) -> _Value:
     """Do the work in the task that calls, or cancel it when the client goes away; raises ClientDisconnect then."""
-    doing, gone, working = asyncio.current_task(), asyncio.create_task(disconnected(request.receive)), True
+    exchange = request.scope.get(EXCHANGE)
+    doing = asyncio.current_task() if exchange is None else exchange.task
     assert doing is not None  # noqa: S101 - a coroutine that runs is in a task
+    is_working, is_gone = True, False
 
-    def end(gone: asyncio.Task[None]) -> None:
-        if working and not gone.cancelled():
+    def end() -> None:
+        nonlocal is_gone
+        if is_working:
+            is_gone = True
             doing.cancel()
 
-    gone.add_done_callback(end)
+    gone: asyncio.Task[None] | None = None
+    if exchange is not None and exchange.gone:
+        work.close()
+        raise ClientDisconnect
+    if exchange is not None:
+        exchange.on_disconnect = end
+    else:
+        gone = asyncio.create_task(disconnected(request.receive))
+        gone.add_done_callback(lambda gone: None if gone.cancelled() else end())
     try:
         return await work
     except asyncio.CancelledError:
-        if gone.done() and not doing.uncancel():  # nobody else has cancelled it
+        if is_gone and not doing.uncancel():  # nobody else has cancelled it
             raise ClientDisconnect from None
         raise
     finally:
-        working = False  # what has ended by now may have its callback waiting
-        gone.cancel()
+        is_working = False  # what has ended by now may have its callback waiting
+        if gone is not None:
+            gone.cancel()
 
 
 async def disconnected(receive: Receive) -> None:
@@ -146,28 +158,43 @@ async def disconnected(receive: Receive) -> None:
         pass
 
 
-_Endpoint = Callable[[Request], Awaitable[Response]]
-_Dependency = Callable[[Request], Awaitable[None]]
+Check = Callable[[Request], Awaitable[None]]
+"""Raises what the request is refused with."""
 
 
-class DirectRoute(APIRoute):
-    """A route whose endpoint, like each dependency of its router, is a coroutine of the request alone.
+class Application(FastAPI):
+    """An application whose requests pass `enter`, which awaits `answer`, and then `checks`.
 
-    `add_direct` adds a router of them: dependencies that FastAPI's `include_router` adds would not be called.
+    Endpoints of direct routes, and the dependencies of their router, are coroutines of the request alone. FastAPI
+    documents them, and says which methods there are; a POST does not pass its layers.
     """
 
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request; what is raised, by a dependency or the endpoint, the application's handlers answer."""
-        if scope["method"] not in (self.methods or ()):
-            await super().handle(scope, receive, send)  # which says what there is
-            return
+    enter: ASGIApp
+
+    def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - FastAPI's
+        super().__init__(**settings)
+        self.checks: list[Check] = []
+        self._direct: list[Any] = []
+
+    def add_direct(self, router: APIRouter) -> None:
+        """Add a router's routes as the application's own; one that is included is matched twice for each request."""
+        self.router.routes.extend(router.routes)
+        self._direct += router.routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await (self.enter if scope["type"] == "http" else super().__call__)(scope, receive, send)
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive, send)
-        for guard in self.dependencies:
-            await cast("_Dependency", guard.dependency)(request)
-        response = await cast("_Endpoint", self.endpoint)(request)
-        await response(scope, receive, send)
-
-
-def add_direct(app: FastAPI, router: APIRouter) -> None:
-    """Add a router's routes as the application's own; one that is included is matched twice for each request."""
-    app.router.routes.extend(router.routes)
+        for check in self.checks:
+            await check(request)
+        if scope["method"] == "POST" and not scope.get("root_path"):
+            for route in self._direct:
+                if found := route.path_regex.match(scope["path"]):
+                    scope["route"], scope["path_params"] = route, found.groupdict()
+                    for guard in route.dependencies:
+                        await guard.dependency(request)
+                    response: Response = await route.endpoint(request)
+                    await response(scope, receive, send)
+                    return
+        await super().__call__(scope, receive, send)

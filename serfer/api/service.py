@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
-from serfer.api.admission import Admission, Place
+from serfer.api.admission import Admission, HeldBytes, Place
 from serfer.api.decoding.decoders import Decoders
+from serfer.api.decoding.plain import plain_heads
 from serfer.api.http.problems import Problem
 from serfer.api.jobs.offline import OfflineJobs
 from serfer.applications.applications import Applications
@@ -31,13 +32,17 @@ from serfer.core.errors import (
 )
 from serfer.core.http_messages import InstanceState, ModelState
 from serfer.drivers.driver import RequestContext
+from serfer.images import decode_image
 from serfer.pipeline.health import Health
 from serfer.pipeline.pipeline import AsyncPipeline
 from serfer.pipeline.query import NamedImage, Wanted, check_images
 from serfer.pipeline.result import Result
+from serfer.pipeline.thread_work import EncodedImages
 from serfer.results import ResultManifest
 from serfer.storage.store import Store
 
+_Run = Callable[..., Awaitable[Result]]
+_Seconds = tuple[float, float]  # that decoding waited, and took
 _PROBE_EVERY_S = 2.0
 _LEAST_S = 0.001  # of time left: no pipeline takes a query without any
 _MS_PER_S = 1000
@@ -51,7 +56,8 @@ class ServiceQuery:
     """A query to a model, and the deadline of its answer, on time.monotonic's clock.
 
     `allowed_s` is the time between the request's arrival and its deadline; `client` names who shares the service
-    fairly with other clients: an API key's name, or an address. `place` is the one that is kept for it, if any.
+    fairly with other clients: an API key's name, or an address. `place` is the one that is kept for it, if any, and
+    `held` the bytes that its request holds.
     """
 
     model: str
@@ -60,13 +66,14 @@ class ServiceQuery:
     context: RequestContext
     client: str = ""
     place: Place | None = None
+    held: HeldBytes | None = None
 
     @property
     def left_s(self) -> float:
         return self.deadline - time.monotonic()
 
     def remaining_s(self, doing: str) -> float:
-        left_s = self.left_s
+        left_s = self.deadline - time.monotonic()
         if left_s <= 0:
             raise self.late(doing)
         return left_s
@@ -156,7 +163,7 @@ class Service:
         self.admission = admission
         self.load = LoadMonitor(self.pipelines, admission.in_flight, time.monotonic)
         self.decoders = decoders or Decoders()
-        self.draining = False
+        self.draining, self.restarts = False, 0  # of the process that serves, by its parent
         self._observer = observer
         self.results = results
         self.repository = repository
@@ -191,9 +198,11 @@ class Service:
             raise Problem(404, f"no model {(requested or '')[:80]!r} here: there is {known}")
         return requested
 
-    def check(self, query: ServiceQuery) -> None:
-        """Refuse a query that could not be answered in time: Problem 429, DeadlineError where no time is left."""
-        self.admission.check(query.client, query.remaining_s(_NOT_BEGUN))
+    def check(self, query: ServiceQuery) -> float:
+        """Return the seconds that are left of a query which could be answered in time; Problem 429, DeadlineError."""
+        left_s = query.remaining_s(_NOT_BEGUN)
+        self.admission.check(query.client, left_s)
+        return left_s
 
     async def predict(
         self, query: ServiceQuery, images: Sequence[bytes], names: Sequence[str], wanted: Wanted
@@ -204,13 +213,25 @@ class Service:
         `AsyncPipeline.answer`.
         """
         pipeline = self.pipelines[query.model]
-        held_bytes = len(images) * pipeline.recipe.shape.elements
-        with self._count_failure(query.model):
+        recipe = pipeline.recipe
+        try:
             check_images(pipeline.plan, images, names, wanted)  # first: what is refused takes no other query's place
-            place = query.place or self.admission.place(query.client, query.remaining_s(_NOT_BEGUN))
-            with place, self.admission.bytes.hold(query.client, held_bytes):
+            count, left_s = len(images), query.remaining_s(_NOT_BEGUN)
+            with query.place or self.admission.place(query.client, left_s) as place:
+                if query.held is not None:
+                    query.held.add(count * recipe.shape.elements)
+                if (
+                    pipeline.in_threads
+                    and pipeline.decodes(count, query.context)
+                    and (heads := plain_heads(images, recipe, *self.decoders.plain_limits))
+                ):
+                    named = zip(images, names, heads, strict=True)
+                    decode = [partial(decode_image, data, name, recipe, head=head) for data, name, head in named]
+                    encoded = EncodedImages(names, decode)
+                    run: _Run = partial(pipeline.answer_encoded, encoded, context=query.context, wanted=wanted)
+                    return await self._in_turn(query, place, count, run, left_s)
                 async with query.in_time("its images were not decoded"):
-                    decoded = await self.decoders.decode(images, names, pipeline.recipe, place)
+                    decoded = await self.decoders.decode(images, names, recipe, place)
                 run = partial(
                     pipeline.answer,
                     decoded.pixels,
@@ -219,14 +240,22 @@ class Service:
                     images=[NamedImage(name, size) for name, size in zip(names, decoded.sizes, strict=True)],
                     wanted=wanted,
                 )
-                return await self._in_turn(query, place, run, decoded.waited_s, decoded.busy_s)
+                return await self._in_turn(query, place, count, run, query.left_s, (decoded.waited_s, decoded.busy_s))
+        except BaseException as error:
+            self._count_failure(query.model, error)
+            raise
 
     async def run(self, query: ServiceQuery, batch: Any) -> ServiceResult:  # noqa: ANN401 - as AsyncPipeline.run's
         """Return what the network makes of an array, as `AsyncPipeline.answer` takes it; raises as `predict` does."""
-        with self._count_failure(query.model):
-            run = partial(self.pipelines[query.model].answer, batch, context=query.context)
-            with query.place or self.admission.place(query.client, query.remaining_s(_NOT_BEGUN)) as place:
-                return await self._in_turn(query, place, run)
+        pipeline = self.pipelines[query.model]
+        try:
+            run = partial(pipeline.answer, batch, context=query.context)
+            left_s = query.remaining_s(_NOT_BEGUN)
+            with query.place or self.admission.place(query.client, left_s) as place:
+                return await self._in_turn(query, place, len(batch), run, left_s)
+        except BaseException as error:
+            self._count_failure(query.model, error)
+            raise
 
     async def keep(self, query: ServiceQuery, batch: Any, owner: str) -> tuple[ServiceResult, ResultManifest]:  # noqa: ANN401 - same
         """Have the outputs of an array kept for an owner, and return what describes them; raises as `run` does."""
@@ -236,44 +265,36 @@ class Service:
             raise UsageError("the outputs of this model are not kept")
         return answered, answered.result.kept
 
-    @contextmanager
-    def _count_failure(self, model: str) -> Iterator[None]:
-        """Note why a query ends without an answer; refusals are counted with their requests."""
-        try:
-            yield
-        except Problem:
-            raise
-        except BaseException as error:
+    def _count_failure(self, model: str, error: BaseException) -> None:
+        if not isinstance(error, Problem):
             self._observer.failed(model, error)
             throttled = isinstance(error, LambdaThrottledError)  # that there are too many, not that one is ill
             self._doubtful = self._doubtful or (isinstance(error, _UNSOUND) and not throttled)
-            raise
 
     async def _in_turn(
-        self,
-        query: ServiceQuery,
-        place: Place,
-        run: Callable[..., Awaitable[Result]],
-        waited_s: float = 0.0,
-        busy_s: float = 0.0,
+        self, query: ServiceQuery, place: Place, images: int, run: _Run, left_s: float, decoding: _Seconds = (0, 0)
     ) -> ServiceResult:
-        admitted: float | None = None
+        turns, admitted, (waited_s, busy_s) = self.admission.turns, None, decoding
         try:
-            async with self.admission.turns.hold(place, query.left_s) as queued_s:
-                admitted = time.monotonic() - busy_s
-                self.load.change(1)
+            async with turns.hold(place, left_s) as turn:
+                admitted = turn.since
+                self.load.change(admitted, 1)
                 try:
-                    async with query.in_time("it was running"):
-                        result = await run(deadline_s=max(query.left_s, _LEAST_S))
+                    left_s = max(query.deadline - admitted, _LEAST_S)
+                    if self.pipelines[query.model].in_threads:  # whose queries end by themselves at their deadlines
+                        result = await run(deadline_s=left_s)
+                    else:
+                        async with query.in_time("it was running"):
+                            result = await run(deadline_s=left_s)
                 finally:
-                    self.load.change(-1)
+                    self.load.change(time.monotonic(), -1)
         except DeadlineError:
             if admitted is None:  # the error is of the time that was left, which no client knows
                 raise query.late("it waited for its turn") from None
             raise
-        answered = ServiceResult(result, admitted, queued_s + waited_s)
+        answered = ServiceResult(result, admitted - busy_s, turn.waited_s + waited_s)
         self._doubtful = False
-        self.load.answered(query.model, len(next(iter(result.outputs.values()), ())), result.report)
+        self.load.answered(turns.ended, query.model, images, result.report)
         self._observer.answered(query.model, answered)
         return answered
 

@@ -207,10 +207,7 @@ class VariantAnswering:
             return await self._run_counted(choice, run)
 
     async def _run_counted(self, choice: Choice, run: Run[T]) -> T:
-        """Run a query, and count how it ends; what a client did wrong, or took back, counts as nothing.
-
-        Nor does a deadline before which the live release's slower answers do not come either.
-        """
+        """A client's faults count as nothing, nor does a deadline before which slower live answers do not come."""
         served = self._releases.served[choice.application]
         meter, counter = served.meter(choice.variant.name), served.counter(canary=choice.canary)
         begun, alone = self._clock(), meter.begin()

@@ -131,7 +131,7 @@ class VariantInstances:
             self._troubles.note(url, str(error)[:200], instance=url)
             return None
         self._troubles.over(url, instance=url)
-        models = {one.name: one.state for one in listing.models if one.state is not None}
+        models = {model.name: model.state for model in listing.models if model.state is not None}
         shared = listing.instance
         memory = shared.memory_bytes if shared else None
         return SeenInstance(models, shared.utilisation if shared else 0.0, memory, self._clock())

@@ -84,8 +84,8 @@ class VariantMeter:
     @property
     def signals(self) -> DriverSignals:
         now = self._clock()
-        recent = [each for each in self._ended if now - each.at <= WINDOW_S]
-        warm = [each.ms for each in recent if not each.cold]
+        recent = [query for query in self._ended if now - query.at <= WINDOW_S]
+        warm = [query.ms for query in recent if not query.cold]
         most, when = self._most
         return DriverSignals(
             in_flight=self.in_flight,
@@ -104,24 +104,24 @@ def functions_signals(variant: Variant, seen: Sequence[DriverSignals], share: fl
     An answer counts as slow beside what the variant was predicted to take, or took here undisturbed, if that is more:
     predictions are of Lambda, and functions also run elsewhere.
     """
-    answered = sum(each.answered for each in seen)
-    cold = sum(each.cold for each in seen)
-    profiled = max([variant.latency_ms.value, *(each.undisturbed_ms for each in seen)])
+    answered = sum(window.answered for window in seen)
+    cold = sum(window.cold for window in seen)
+    profiled = max([variant.latency_ms.value, *(window.undisturbed_ms for window in seen)])
     ratio = None
     if answered >= _FEW and profiled > 0:
-        ratio = sum(each.median_ms * each.answered for each in seen) / answered / profiled
+        ratio = sum(window.median_ms * window.answered for window in seen) / answered / profiled
     return VariantSignals(
         Place.FUNCTIONS,
-        warm=sum(each.warm for each in seen),
+        warm=sum(window.warm for window in seen),
         share=share,
-        throttles=sum(each.throttled for each in seen),
+        throttles=sum(window.throttled for window in seen),
         latency_ratio=ratio,
         cold_share=cold / (answered + cold) if cold else 0.0,
     )
 
 
 def in_use(variants: Iterable[tuple[Variant, Sequence[DriverSignals]]], concurrency: int) -> float:
-    invocations = sum(variant.tasks * sum(each.in_flight for each in seen) for variant, seen in variants)
+    invocations = sum(variant.tasks * sum(window.in_flight for window in seen) for variant, seen in variants)
     return invocations / concurrency
 
 

@@ -159,7 +159,7 @@ def find_applications(options: ApplicationOptions, store_url: str) -> tuple[Regi
     Raises UsageError for a registry inside the store, or where there is nothing to serve.
     """
     check_apart(options.registry, store_url)
-    registry = open_registry(options.registry)
+    registry = open_registry(options.registry, create=bool(options.names))  # which may be registered later
     names = options.names or tuple(registry.applications())
     if not names:
         raise UsageError(f"the registry {options.registry} has no applications yet: serfer app register")
@@ -183,7 +183,7 @@ def variants_for_instances(
     for name in options.names or registry.applications():
         record = registry.known(name)
         live, canary = record.live_release, record.canary
-        for networks in [each.networks for each in (live, canary) if each]:
+        for networks in [release.networks for release in (live, canary) if release]:
             for variant in record.variants(networks):
                 if variant.place is Place.INSTANCE and kind in {None, variant.kind}:
                     found[served_name(name, variant.name)] = variant
@@ -227,10 +227,7 @@ def _open_fleet(  # noqa: PLR0913 - its parts, most of them by name
     max_usd_per_hour: float | None,
     settings: Settings,
 ) -> VariantFleet:
-    """Return what runs pools of instances for a driver's applications; nothing is started yet.
-
-    Drivers of the same applications of a `registry` coordinate in the store at `store_url`.
-    """
+    """Drivers of the same applications of a `registry` coordinate in the store at `store_url`; nothing starts yet."""
     names = tuple(sorted(applications.names))
     where = _absolute(registry)
     identity = hashlib.sha256("\n".join([where, *names]).encode()).hexdigest()[:16]

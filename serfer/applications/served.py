@@ -65,7 +65,6 @@ class Table:
     canary: Side | None
 
     def sides(self, *, canary_first: bool) -> list[Side]:
-        """Return the live release and the canary, if there is one, in the order in which a query is to try them."""
         both = [self.live, *([self.canary] if self.canary else [])]
         return both[::-1] if canary_first else both
 
@@ -79,7 +78,6 @@ class Table:
 
 
 def table_of(application: Application, runs_here: Callable[[Variant], bool]) -> Table:
-    """Return the table of an application; raises UnavailableError where no variant of its live release can run here."""
     release = application.live_release
     if release is None:
         raise UnavailableError(f"application {application.name} has no live release yet: serfer app promote")
@@ -93,7 +91,7 @@ def table_of(application: Application, runs_here: Callable[[Variant], bool]) -> 
 
 
 def _side(application: Application, networks: Mapping[str, int], runs_here: Callable[[Variant], bool]) -> Side | None:
-    usable = {each.name: each for each in application.variants(networks) if runs_here(each)}
+    usable = {variant.name: variant for variant in application.variants(networks) if runs_here(variant)}
     return Side(networks, usable, Catalogue(usable.values())) if usable else None
 
 
@@ -184,12 +182,12 @@ class ServedApplication:
 
     @property
     def demand(self) -> dict[tuple[str, str], NetworkDemand]:
-        return total_demand([self.own_demand, *(each.demand for each in self.others)])
+        return total_demand([self.own_demand, *(driver.demand for driver in self.others)])
 
     @property
     def scaled(self) -> ScalingDecision | None:
         """What was decided last of copies on instances, here or by the driver that leads; None where nobody does."""
-        others = (each.scaled for each in self.others if each.scaled is not None)
+        others = (driver.scaled for driver in self.others if driver.scaled is not None)
         return self.own_scaled or next(others, None)
 
     def worth_warming(self) -> list[str]:
@@ -200,7 +198,7 @@ class ServedApplication:
         return self._counters[canary]
 
     def places(self, variant: str) -> dict[str, VariantState]:
-        return {place: each.state for (name, place), each in self._tracker.places.items() if name == variant}
+        return {place: found.state for (name, place), found in self._tracker.places.items() if name == variant}
 
     def entry(self, driver: str) -> DriverEntry:
         live, canary = self._counters[False].conduct, self._counters[True].conduct
@@ -222,7 +220,7 @@ class ServedApplication:
             (name, FUNCTIONS): functions_signals(variant, seen, share) for name, (variant, seen) in on_functions.items()
         }
         for name in self.table.variants.keys() - on_functions.keys():
-            signals |= {(name, place): each for place, each in instances(served_name(self.name, name)).items()}
+            signals |= {(name, place): instance for place, instance in instances(served_name(self.name, name)).items()}
         self.states = self._tracker.observe(signals)
         if self.table.trial is not None:
             self.trial = self._judged(self.table.trial, others)
@@ -234,9 +232,9 @@ class ServedApplication:
         return {name: meter.signals for name, meter in self._meters.items() if name in self.table.variants}
 
     def _judged(self, canary: Canary, others: Sequence[DriverEntry]) -> Trial:
-        same = [each for each in others if each.trial == canary.since]
-        live = total([self._counters[False].conduct, *(each.live for each in same)])
-        tried = total([self._counters[True].conduct, *(each.canary for each in same)])
+        same = [driver for driver in others if driver.trial == canary.since]
+        live = total([self._counters[False].conduct, *(driver.live for driver in same)])
+        tried = total([self._counters[True].conduct, *(driver.canary for driver in same)])
         return Trial(live, tried, *judge(tried, live, age_s(canary.since), canary.limits))
 
 
@@ -250,4 +248,4 @@ def age_s(since: str) -> float:
 
 
 def _of(variant: str, others: Sequence[DriverEntry]) -> list[DriverSignals]:
-    return [each.variants[variant] for each in others if variant in each.variants]
+    return [driver.variants[variant] for driver in others if variant in driver.variants]

@@ -8,18 +8,15 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from serfer.api.entrypoints.serving import Address, Opening
-from serfer.api.observability.background_log import BackgroundHandler
-from serfer.api.observability.logs import JsonFormatter, TextFormatter
+from serfer.api.entrypoints.opening import Address, Opening
 from serfer.applications.opening import ApplicationOptions, find_applications
 from serfer.cli.shared.options import print_json, status_line
 from serfer.cli.shared.schema import given_settings, is_given
@@ -38,6 +35,11 @@ from serfer.wiring.options import Choices
 
 _DRIVER = "serfer.cli.started_process"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+WORKERS_SAID = {
+    "inprocess": "queries are computed in the service's process (--workers local: in those of a local Lambda service)",
+    "local": "queries are computed in processes of a local Lambda service (--workers inprocess: in the service's own)",
+}
+"""Where queries are computed, and how to choose the other way."""
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
@@ -65,14 +67,12 @@ def serve_balanced(
     as_json: bool,
 ) -> None:
     choices, applications = opening.choices, opening.applications
-    hosts = _hosts(address, settings)
-    options = [f"--workers={choices.workers}", *_passed_on(context), *as_plans(models)]
-    options += [f"--set=allow_hosts={','.join(hosts)}"] if hosts else []
-    lines = _Lines()
+    names = applications.names if applications else ()
+    lines = _Lines(settings.log_level)
     if (limit := raise_file_limit()) < FEW:
         lines.say(f"a process may open {limit} files here, too few for many clients: raise it to {FEW} (ulimit -Hn)")
     with status_line() as progress, ExitStack() as parts:
-        parts.callback(lines.flush)
+        parts.callback(lines.close)
         progress("starting the store")
         embedded = None if choices.store or choices.workers == "aws" else parts.enter_context(RedisServer())
         store = embedded.url if embedded else choices.store
@@ -80,21 +80,18 @@ def serve_balanced(
         service = None
         if choices.workers == "local":
             progress("putting the functions together")
-            served = len(models) + len(applications.names if applications else ())
-            most = max(settings.local_concurrency, served * drivers * share)
+            most = max(settings.local_concurrency, (len(models) + len(names)) * drivers * share)
             limited = settings.model_copy(update={"local_concurrency": most})
             service = _service(opening, models.values(), str(store), limited, lines.of_a_function)
-        command = [sys.executable, "-P", "-m", _DRIVER, "serve", "--drivers=0", "--host=127.0.0.1", "--json"]
-        command += [f"--set=drain_s={DRAIN_S}", f"--set=log_format={'text' if err.is_terminal else 'json'}", *options]
-        urls = {"--store": store, "--set=object_store": choices.objects}
-        variables = {
-            **os.environ,
-            ARGUMENTS: json.dumps([f"{option}={url}" for option, url in urls.items() if url]),
-            "SERFER_LOCAL_CONCURRENCY": str(share),
-            "SERFER_RESULTS": settings.results or NONE,
-        }
-        first = applications.names[0] if applications and not models else None
-        tell = print_json if as_json else partial(_print_ready, first)
+        form = f"--set=log_format={'text' if err.is_terminal else 'json'}"
+        behind = _hosts(address, settings), "--host=127.0.0.1", "--json", f"--set=drain_s={DRAIN_S}", form
+        command = driver_command(context, models, choices, *behind)
+        variables = driver_variables(settings, replace(choices, store=store)) | {"SERFER_LOCAL_CONCURRENCY": str(share)}
+
+        def tell(ready: dict[str, object]) -> None:
+            if said := WORKERS_SAID.get(choices.workers):
+                lines.say(said)
+            print_json(ready) if as_json else _print_ready(None if models else next(iter(names), None), ready)
 
         async def serve() -> None:
             if service is not None:
@@ -107,6 +104,21 @@ def serve_balanced(
             await _run(stack, address, settings, progress, tell)
 
         run(serve())
+
+
+def driver_command(
+    context: typer.Context, models: Mapping[str, Path], choices: Choices, hosts: Sequence[str], *own: str
+) -> list[str]:
+    """Return the command of a driver that this command starts: plans, its `own` options, and those given here."""
+    command = [sys.executable, "-P", "-m", _DRIVER, "serve", "--drivers=0", f"--workers={choices.workers}", *own]
+    command += [f"--set=allow_hosts={','.join(hosts)}"] if hosts else []
+    return [*command, *_passed_on(context), *as_plans(models)]
+
+
+def driver_variables(settings: Settings, choices: Choices) -> dict[str, str]:
+    urls = {"--store": choices.store, "--set=object_store": choices.objects}
+    given = json.dumps([f"{option}={url}" for option, url in urls.items() if url])
+    return {**os.environ, ARGUMENTS: given, "SERFER_RESULTS": settings.results or NONE}
 
 
 def _hosts(address: Address, settings: Settings) -> list[str]:
@@ -186,7 +198,6 @@ async def _run(
 def _service(
     opening: Opening, directories: Iterable[Path], store: str, settings: Settings, on_log: Callable[[str], None]
 ) -> LambdaService:
-    """Return one Lambda service with the functions of all plans, not started yet; it grows by those of variants."""
     plans = plans_of(directories, settings)
     for plan, directory in plans:
         check_artefacts(plan, directory)
@@ -207,13 +218,23 @@ def _print_ready(application: str | None, stack: dict[str, object]) -> None:
 class _Lines:
     """Lines for standard error, of this command, its drivers and its functions; a stuck reader stops none of them."""
 
-    def __init__(self) -> None:
-        self._handler = BackgroundHandler(sys.stderr.fileno())
-        self._handler.setFormatter(TextFormatter() if err.is_terminal else JsonFormatter())
-        self.pass_on, self.flush = self._handler.enqueue, self._handler.flush
+    def __init__(self, level: str) -> None:
+        from serfer.api.observability.background_log import BackgroundHandler  # noqa: PLC0415 - not for one driver
+        from serfer.api.observability.logs import JsonFormatter, TextFormatter  # noqa: PLC0415 - same
 
-    def say(self, text: str) -> None:
-        self._log("serve", {"message": text})
+        self._handler = BackgroundHandler(sys.stderr.fileno())
+        self._handler.setLevel(level.upper())
+        self._handler.setFormatter(TextFormatter() if err.is_terminal else JsonFormatter())
+        logging.getLogger("serfer").addHandler(self._handler)  # of the local Lambda service's ends
+        self.pass_on = self._handler.enqueue
+
+    def close(self) -> None:
+        logging.getLogger("serfer").removeHandler(self._handler)
+        self._handler.flush()
+        self._handler.close()
+
+    def say(self, text: str, level: int = logging.INFO) -> None:
+        self._log("serve", {"message": text}, level)
 
     def of_a_function(self, line: str) -> None:
         function, _, text = line.partition(": ")
@@ -221,13 +242,13 @@ class _Lines:
             fields = json.loads(text)
         except (ValueError, RecursionError):
             fields = None
-        named = {"function": function}
-        fields = fields if isinstance(fields, dict) else {"message": text}
+        fields = {"function": function} | (fields if isinstance(fields, dict) else {"message": text})
         level = logging.getLevelNamesMapping().get(str(fields.get("level")), logging.INFO)
         kept = fields.pop("traceback", None)  # is lines where it is a record's own
-        self._log("function", named | fields | ({"stack": kept} if kept else {}) | named, level)
+        self._log("function", fields | ({"stack": kept} if kept else {}) | {"function": function}, level)
 
     def _log(self, event: str, fields: dict[str, Any], level: int = logging.INFO) -> None:
         record = logging.LogRecord("serfer.api", level, "", 0, event, None, None)
         record.__dict__["serfer"] = fields
-        self._handler.handle(record)
+        if level >= self._handler.level:
+            self._handler.handle(record)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from serfer.cli.explain import print_months, print_starts, quantiles
-from serfer.cli.shared.display import byte_size, plain, print_table
+from serfer.cli.shared.display import byte_size, plain, print_table, styled
 from serfer.cli.shared.load_costs import check_load, plan_directory_of, show_load_costs
 from serfer.cli.shared.options import print_json
 from serfer.cli.shared.plan_commands import CostCommand
@@ -80,8 +80,10 @@ def _cost_of_build(options: CostCommand) -> None:
 def _print_prices(prices: Prices, quotas: AccountQuotas) -> None:
     plan, burst, stored = prices.plan, prices.burst, prices.stored
     over = f" over {prices.store}" if stored else ""
-    out.print(f"[bold]{plain(plan.model)}[/]{over}, {prices.cold_share:.1%} of the queries cold, predicted")
-    heads = ["stage", "grid", "tasks", "memory", "ms", "$ a million", "read", "ranges", "written", "carried"]
+    out.print(styled(plan.model), f"{over}, {prices.cold_share:.1%} of the queries cold, predicted", sep="")
+    cold = f"{100 * prices.cold_share:.3g}% cold"
+    heads = ["stage", "grid", "tasks", "memory", f"ms, {cold}", f"$ a million, {cold}"]
+    heads += ["read", "ranges", "written", "carried"]
     rows = [
         (
             *(prices.query.name(step), str(plan.stages[numbers.start].grid), str(stage.tasks), f"{stage.memory_mb} MB"),
@@ -114,8 +116,9 @@ def _print_bill(bill: Bill, quotas: AccountQuotas) -> None:
     plan, options = bill.deployed.plan, bill.deployed.options
     snapshots = ", SnapStart" if options.snapstart else ""
     out.print(
-        f"[bold]{plain(plan.model)}[/] as {options.name}: drivers {options.drivers}, store {options.store}, engine "
-        f"{options.engine}, {options.architecture}{snapshots}; predicted"
+        styled(plan.model),
+        f"as {options.name}: drivers {options.drivers}, store {options.store}, engine {options.engine}, "
+        f"{options.architecture}{snapshots}; predicted",
     )
     lines = bill.idle
     idle = ((line.item, f"{line.quantity:,.6g}", line.unit, f"{line.usd:,.2f}", bill.tag(line)) for line in lines)
@@ -136,7 +139,7 @@ def _print_bill(bill: Bill, quotas: AccountQuotas) -> None:
 
 def print_totals(bill: Bill) -> None:
     out.print(f"the plan alone: {plain(figures_line(price(bill.deployed.plan, bill.deployed.facts, Circumstances())))}")
-    out.print(f"an idle month: [bold]${bill.idle_usd:,.2f}[/]")
+    out.print("an idle month:", styled(f"${bill.idle_usd:,.2f}"))
     share, some = bill.mixed
     for name, part, usage in (
         ("warm", 0, bill.warm),
@@ -144,7 +147,7 @@ def print_totals(bill: Bill) -> None:
         ("cold", 1, bill.cold),
     ):
         ms = f"{MS_PER_S * bill.seconds(usage, part):,.0f} ms"
-        out.print(f"a million queries, {name}: [bold]${_MILLION * usage.usd:,.2f}[/]; one takes {ms}")
+        out.print(f"a million queries, {name}: ", styled(f"${_MILLION * usage.usd:,.2f}"), f"; one takes {ms}", sep="")
 
 
 def _month_usd(bill: Bill, month: Month) -> list[str]:

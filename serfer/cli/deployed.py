@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serfer.cli.shared.display import plain, print_table
+from serfer.cli.shared.display import plain, print_table, styled
 from serfer.cli.shared.options import JsonOption, opened, plan_directory, print_json, status_line
 from serfer.cli.shared.plan_commands import WarmCommand
 from serfer.cli.shared.terminal import out
@@ -131,7 +131,7 @@ def _print_warmth(warmths: Sequence[Warmth]) -> None:
 
 def _print_checks(checks: Sequence[Check]) -> None:
     for check in checks:
-        mark = "[green]ok     [/]" if check.ok else "[red]MISSING[/]"
-        out.print(f"{mark}  {plain(check.name):<22} {plain(check.found)}")
+        mark = styled("ok     ", "green") if check.ok else styled("MISSING", "red")
+        out.print(mark, f" {plain(check.name):<22} {plain(check.found)}")
         if not check.ok or "(optional)" in check.found:
             out.print(f"         {plain(check.remedy)}")

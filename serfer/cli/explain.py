@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import typer
 
-from serfer.cli.shared.display import byte_size, counted, plain, print_table
+from serfer.cli.shared.display import byte_size, counted, plain, print_table, styled
 from serfer.cli.shared.options import print_json
 from serfer.cli.shared.plan_commands import ExplainCommand
 from serfer.cli.shared.plan_summary import described, figures_line, idle_line
@@ -71,10 +71,9 @@ def _show_pareto(plan: Plan, *, as_json: bool) -> None:
         rows.append(("->" if alternative.chosen else "", str(candidate.number), *figures, alternative.stages))
     if as_json:
         return
-    out.print(
-        f"[bold]{plain(plan.model)}[/]: latency against dollars of {query_of(plan)} over {plain(plan.store)}, predicted"
-    )
-    print_table(["", "", "ms", "warm", "cold", "$ a million", "tasks", "verdict", "stages"], rows, left=(0, 8))
+    text = f": latency against dollars of {query_of(plan)} over {plain(plan.store)}, predicted"
+    out.print(styled(plan.model), text, sep="")
+    print_table(["", "", "mean ms", "warm", "cold", "$ a million", "tasks", "verdict", "stages"], rows, left=(0, 8))
     out.print("best: no plan that fits is faster and cheaper; does not fit: more than a function's package may have")
     out.print(plain(plan.why))
 
@@ -93,8 +92,10 @@ def print_plan_json(plan: Plan, per_month: Sequence[int] = ()) -> None:
 
 def _print_plan(plan: Plan, prices: Prices, per_month: Sequence[int]) -> None:
     priced, facts = prices.plan, load_settings().facts()
-    out.print(f"[bold]{plain(plan.model)}[/]  weights: {plain(plan.weights)}  digest: {plan.digest[:12]}")
+    out.print(styled(plan.model), f" weights: {plain(plan.weights)}  digest: {plan.digest[:12]}")
     query = f"{counted(plan.tasks, 'task')} a query in {counted(len(plan.stages), 'stage')}"
+    if (invocations := sum(stage.tasks for stage in prices.query.stages)) < plan.tasks:  # of members of gangs
+        query += f", by {counted(invocations, 'invocation')}"
     if plan.windows:
         query = f"a query is one window, a task, of {len(plan.stages[0].tiles)} kinds"
     of_many = " (the largest of many sizes)" if plan.sizes else ""
@@ -256,7 +257,7 @@ def _print_starting_ways(ways: Sequence[StartingWay], cold_share: float) -> None
 
 def _print_cold_choice(cold: Plan, choice: ColdChoice, queries: int) -> None:
     grids = ", ".join(str(cold.stages[numbers.start].grid) for numbers in choice.split.numbers)
-    out.print(f"[bold]cold plan[/]  digest: {cold.digest[:12]}  grids: {grids}, for queries that find nothing warm")
+    out.print(styled("cold plan"), f" digest: {cold.digest[:12]}  grids: {grids}, for queries that find nothing warm")
     _print_cold_starts(cold, choice.split)
     names = "this plan alone", "the cold plan, this one warmed beside it"
     bursts = dict(zip(names, choice.burst(queries), strict=True))
@@ -309,7 +310,6 @@ def _print_operators(plan: Plan) -> None:
 
 
 def _halo(stage: Stage) -> str:
-    """Return how many input positions all tiles read together, more than those that any reads."""
     if stage.inputs[0].shape.flat:
         return "-"
     if stage.grid.columns:

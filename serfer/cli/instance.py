@@ -9,8 +9,8 @@ from pathlib import Path
 import typer
 
 from serfer.api.entrypoints.instance import Idle, serve_instance
+from serfer.api.entrypoints.opening import Address
 from serfer.api.entrypoints.process import collect_rarely
-from serfer.api.entrypoints.serving import Address
 from serfer.cli.shared.display import plain
 from serfer.cli.shared.options import BY_OPTION, print_json, status_line
 from serfer.cli.shared.schema import settings_of

@@ -69,7 +69,7 @@ def list_(
         scopes = ",".join(entry.scopes or ())  # most keys have none, and may classify
         applications = (f"{name}={rate}" if rate else name for name, rate in sorted((entry.applications or {}).items()))
         line = f"{entry.name:24} {quota:20} {created:10} {' '.join([scopes, *applications])}"
-        out.print(line.rstrip(), markup=False, soft_wrap=True)
+        out.print(line.rstrip(), soft_wrap=True)
 
 
 def _application(text: str) -> tuple[str, int | None]:

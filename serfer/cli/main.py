@@ -20,11 +20,7 @@ _MAP = "serfer.cli.maps.options:"
 _APP = "serfer.cli.registry.applications:"
 COMMANDS = {
     "serve": ("serfer.cli.serve:serve", "Serve networks over HTTP.", _SERVICE + "ServeCommand"),
-    "instance": (
-        "serfer.cli.instance:instance",
-        "Serve whole networks in batches, on one instance.",
-        _SERVICE + "InstanceCommand",
-    ),
+    "instance": ("serfer.cli.instance:instance", "Serve whole networks in batches.", _SERVICE + "InstanceCommand"),
     "keys": ("serfer.cli.keys:app", "Add, list and remove API keys of the HTTP service."),
     "split": ("serfer.cli.split:split", "Split a network into stages and tiles: a plan.", _PLAN + "SplitCommand"),
     "explain": ("serfer.cli.explain:explain", "Show a plan, its costs and its competitors.", _PLAN + "ExplainCommand"),
@@ -32,11 +28,7 @@ COMMANDS = {
     "verify": ("serfer.cli.verify:verify", "Compare a plan with the unsplit network.", _PLAN + "VerifyCommand"),
     "cost": ("serfer.cli.costs:cost", "Price a plan or a deployment on AWS, as predicted.", _PLAN + "CostCommand"),
     "classify": ("serfer.cli.predict:predict", "Classify images, one query each.", _ASK + "ClassifyCommand"),
-    "predict": (
-        "serfer.cli.predict:predict",
-        "Find classes, or a detector's boxes, in images.",
-        _ASK + "PredictCommand",
-    ),
+    "predict": ("serfer.cli.predict:predict", "Find classes or a detector's boxes in images.", _ASK + "PredictCommand"),
     "run": ("serfer.cli.run:run", "Write a network's outputs of images to files.", _ASK + "RunCommand"),
     "result": ("serfer.cli.result:app", "Show, get and delete results that were kept."),
     "map-plan": ("serfer.cli.maps.map_plan:map_plan", "Make a plan for huge images.", _MAP + "MapPlanCommand"),
@@ -74,7 +66,6 @@ app_group = group(
         "restore": (_APP + "restore", "Put an earlier version of a record in place of the last."),
         "delete": (_APP + "delete", "Delete an application."),
         "gc": (_APP + "gc", "Delete files that no application refers to."),
-        "import": (_APP + "import_old", "Copy a registry of the format before 0.2 to a new place."),
     },
 )
 deploy_group = group(

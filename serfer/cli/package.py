@@ -135,7 +135,6 @@ def _pings(minutes: int | None, queries: int | None) -> Pings | None:
 
 
 def _remark_region(build: Path, region: str) -> None:
-    """Warn where SAM CLI's settings, which are the user's, go on deploying to another region."""
     for environment in ENVIRONMENTS:
         with suppress(InputError):  # the user's own environments have other names
             stack = stack_of(build, environment)

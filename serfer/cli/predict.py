@@ -42,7 +42,7 @@ from serfer.pipeline.result import Result
 from serfer.pipeline.trace import check_trace, write_trace
 from serfer.plan_directory import is_network, load_plan
 from serfer.splitter.network.zoo import ZOO
-from serfer.wiring.options import workers_of
+from serfer.wiring.options import default_workers, workers_of
 
 if TYPE_CHECKING:
     from serfer.core.exactness import Difference
@@ -66,6 +66,7 @@ def predict(options: ClassifyCommand, context: typer.Context) -> None:
         check_trace(options.trace)
     if model is not None or (given is not None and is_network(given)):
         check_some(names, settings)  # a plan is made first: what is wrong with images is said before that
+    options.check_workers()
     ways = f"{BY_ARGUMENT}; or --demo"
     directory = plan_directory(given, model, options.stack, options, options.workers, choices=ways)
     given_of_boxes = {"--coco": boxes.as_coco, "--draw": boxes.draw, "--min-score": boxes.min_score is not None}
@@ -74,7 +75,7 @@ def predict(options: ClassifyCommand, context: typer.Context) -> None:
     if isinstance(options, PredictCommand) and options.top_k != ClassifyCommand.top_k and kind_of(plan) != CLASSES:
         complain(f"--top-k is for classes: {plan.model} gives other outputs, all of them")
     drawings = _Drawings(boxes.draw, len(names), settings.image_limits()) if boxes.draw else None
-    workers = workers_of(options.workers, options.stack, "local")
+    workers = workers_of(options.workers, options.stack, default_workers([directory], options.engine, settings))
     limits = Thresholds(options.yield_utilisation, options.yield_latency)
     with opened(directory, options, workers, options.cache_s) as pipeline, yielding(pipeline, sources, limits) as turn:
         whole = original(pipeline.plan, directory) if options.compare else None
@@ -94,8 +95,6 @@ def predict(options: ClassifyCommand, context: typer.Context) -> None:
 
 @dataclass(frozen=True)
 class _Questions:
-    """Queries of an image each, and what is printed of their answers."""
-
     options: ClassifyCommand
     boxes: PredictCommand
     pipeline: Pipeline
@@ -173,8 +172,6 @@ def _print_demo(plan: Plan) -> None:
 
 @dataclass(frozen=True)
 class _Drawings:
-    """Where pictures go: a file, or a folder where there are several images."""
-
     path: Path
     images: int
     limits: ImageLimits

@@ -23,6 +23,7 @@ from serfer.cli.shared.asking import (
 )
 from serfer.cli.shared.display import plain, print_table
 from serfer.cli.shared.options import BY_ARGUMENT, kept_url, network_among, opened, plan_directory, print_json
+from serfer.cli.shared.schema import settings_of
 from serfer.cli.shared.terminal import out
 from serfer.core.errors import InputError, UsageError
 from serfer.core.exactness import difference
@@ -32,7 +33,7 @@ from serfer.files import write_whole
 from serfer.pipeline.reference import Run, original
 from serfer.settings import load_settings
 from serfer.storage import schemes
-from serfer.wiring.options import workers_of
+from serfer.wiring.options import default_workers, workers_of
 
 if TYPE_CHECKING:
     from serfer.core.plan import OutputTensor, Plan
@@ -41,12 +42,14 @@ if TYPE_CHECKING:
 _HEAD = 64 * 1024  # bytes of a .npy file before its values
 
 
-def run(options: RunCommand, _context: typer.Context) -> None:
+def run(options: RunCommand, context: typer.Context) -> None:
     images, plan = network_among(options.images, options.plan, options.network)
     images = names_of(images)
     _check(images, options)
+    options.check_workers()
     at = plan_directory(plan, options.model, options.stack, options, options.workers, choices=BY_ARGUMENT)
-    workers = workers_of(options.workers, options.stack, "local")
+    default = default_workers([at], options.engine, settings_of(context))
+    workers = workers_of(options.workers, options.stack, default)
     url = _results_url(options.results, workers) if options.keep else None
     with opened(at, options, workers, options.cache_s, url) as pipeline:
         _check_format(pipeline.plan, options.format)
@@ -89,8 +92,6 @@ def _check_format(plan: Plan, kind: str) -> None:
 
 @dataclass(frozen=True)
 class _Queries:
-    """Queries of an image each, whose outputs are written to files in `folder`, or kept."""
-
     options: RunCommand
     pipeline: Pipeline
     workers: str
@@ -163,7 +164,6 @@ def _stem(name: str) -> str:
 
 
 def _written(name: str, values: Array, path: Path) -> dict[str, Any]:
-    """Return what --json says of an output: its shape with the images, its least and largest value, None of none."""
     least, most = (float(values.min()), float(values.max())) if values.size else (None, None)
     about = {"name": name, "shape": [*values.shape], "dtype": values.dtype.name}
     return {**about, "min": least, "max": most, "file": str(path)}

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import typer
 
-from serfer.api.entrypoints.process import collect_rarely
-from serfer.api.entrypoints.serving import Address, Opening, serve_models
-from serfer.cli.balanced import check_balanced, resolve_names, serve_balanced
+from serfer.api.entrypoints.opening import Address, Opening
+from serfer.cli.balanced import (
+    WORKERS_SAID,
+    check_balanced,
+    driver_command,
+    driver_variables,
+    resolve_names,
+    serve_balanced,
+)
 from serfer.cli.shared.display import plain
 from serfer.cli.shared.network_options import check_described
 from serfer.cli.shared.options import check_named, demo_model, print_json, status_line
@@ -31,9 +40,10 @@ from serfer.cli.shared.service_options import (
 )
 from serfer.cli.shared.terminal import err
 from serfer.fleet.open_pool import routing_of
+from serfer.local.supervisor import become_parent, inherited
 from serfer.pipeline.event_loop import run
 from serfer.settings import Settings
-from serfer.wiring.options import Choices, check_keep_warm, workers_of
+from serfer.wiring.options import Choices, check_keep_warm, default_workers, workers_of
 
 _CHOICES = (
     "an .onnx file, a plan directory from serfer split, timm:NAME, torchvision:NAME, or a model of the zoo; --app NAME "
@@ -48,15 +58,18 @@ def serve(options: ServeCommand, context: typer.Context) -> None:
         return
     settings = with_results(settings, options.drivers)
     demo = demo_model(options.demo, *named)
-    workers, address = workers_of(options.workers, options.stack, "local"), Address(options.host, options.port)
+    workers = workers_of(options.workers, options.stack, "local")
+    address = Address(options.host, options.port, *inherited())
     check_keep_warm(options.keep_warm, workers)
     check_named(options.stack, *named, demo)
+    options.check_workers()
     choices = Choices(
         options.store, workers, options.engine, options.object_store, cache_s=options.cache_s, stack=options.stack
     )
     if options.drivers:
         check_balanced(context, choices)
-    check_service(address.host, address.port, settings)
+    if address.listener is None:
+        check_service(address.host, address.port, settings)
     applications = applications_of(settings, options, named=any(named) or options.demo)
     routing = routing_of(
         settings,
@@ -70,19 +83,32 @@ def serve(options: ServeCommand, context: typer.Context) -> None:
     models = {}
     if any(named) or demo or not applications:
         zoo = [demo] if demo else options.model
-        models = served_models(zoo, options.plan, options.network, options, deployed=workers == "aws", choices=_CHOICES)
+        names, deployed, quiet = (zoo, options.plan, options.network), workers == "aws", address.state is not None
+        models = served_models(*names, options, deployed=deployed, choices=_CHOICES, quiet=quiet)
     else:
         check_described(options, [])
+    if not (options.workers or options.stack or applications or routing):  # functions are what these select among
+        choices = replace(choices, workers=default_workers(models.values(), options.engine, settings))
     opening = Opening(choices, routing, applications)
     if options.drivers:
         serve_balanced(context, options.drivers, address, models, opening, settings, as_json=options.as_json)
-    else:
-        _serve_alone(address, models, opening, settings, as_json=options.as_json)
+    elif choices.workers != "inprocess" or sys.platform != "linux" or address.state is not None:
+        _serve_here(address, models, opening, settings, as_json=options.as_json)
+    else:  # in a process that is started again when a pass has killed it
+        own = [f"--host={address.host}", f"--port={address.port}", f"--set=drain_s={settings.api_drain_s}"]
+        own += [f"--set=log_format={settings.log_format}", *(["--json"] if options.as_json else [])]
+        command = driver_command(context, models, choices, settings.allow_hosts, *own)
+        as_json = settings.log_format != "text" and not err.is_terminal
+        become_parent(command, driver_variables(settings, choices), address.listen().detach(), as_json=as_json)
 
 
-def _serve_alone(
+def _serve_here(
     address: Address, models: Mapping[str, Path], opening: Opening, settings: Settings, *, as_json: bool
 ) -> None:
+    from serfer.api.entrypoints.process import collect_rarely  # noqa: PLC0415 - not for who only starts drivers
+    from serfer.api.entrypoints.serving import serve_models  # noqa: PLC0415 - same
+    from serfer.api.observability.logs import write  # noqa: PLC0415 - same
+
     if not opening.choices.driver.startswith("stepfunctions"):  # a state machine starts as many tasks as it likes
         share = settings.local_share(least=least_concurrency(models.values(), settings))
         settings = settings.model_copy(update={"local_concurrency": share})
@@ -91,14 +117,17 @@ def _serve_alone(
 
     def started(url: str) -> None:
         steps.close()  # else its line would be drawn for as long as the service runs, with the log's lines behind it
+        if not address.balanced and (said := WORKERS_SAID.get(opening.choices.workers)):
+            write(logging.INFO, "workers", {"message": said})
         changes = ", and change the registry" if applications and settings.open_registry else ""
         warn_of_open_address(settings, address.host, f"send queries{changes}")
         if as_json:
-            print_json({"url": url, "pid": os.getpid(), "models": [*models]})
+            pid = os.getpid() if address.listener is None else os.getppid()  # of whom to signal
+            print_json({"url": url, "pid": pid, "models": [*models]})
         else:
             served = [*models, *(applications.names or ("applications",) if applications else ())]
             err.print(f"{', '.join(served)} at {plain(url)} (docs: {plain(url)}/docs)", soft_wrap=True)
-            if line := ask_line(url, [*models.values()]):
+            if line := ask_line(url, [*models.values()], keyed=settings.keys_file is not None):
                 err.print(plain(line), soft_wrap=True)
 
     collect_rarely()

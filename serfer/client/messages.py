@@ -159,10 +159,7 @@ def upload(images: Image | Sequence[Image], names: Sequence[str] | None) -> Uplo
 
 
 def _head(name: str) -> bytes:
-    """Return the header of a part, in which every name of printable characters survives.
-
-    httpx writes a quotation mark as %22 and a percent sign as it is, so that names of both could not be told apart.
-    """
+    """Tell a name's quotation marks and percent signs apart, as httpx does not: it writes `%22` and `%`."""
     quoted = "".join(filter(str.isprintable, name)).replace("\\", "\\\\").replace('"', '\\"')
     return f'Content-Disposition: form-data; name="image"; filename="{quoted}"\r\n\r\n'.encode(errors="replace")
 

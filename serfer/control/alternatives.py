@@ -48,7 +48,6 @@ def query_of(plan: Plan) -> str:
 
 
 def _is_best(one: Alternative, others: Iterable[Alternative]) -> bool:
-    """Return whether no other that fits is as good in both and better in one."""
     mine = (one.ms, one.usd)
     return one.fits and not any(
         other.fits and other.ms <= one.ms and other.usd <= one.usd and (other.ms, other.usd) != mine for other in others

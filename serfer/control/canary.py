@@ -58,7 +58,7 @@ class Conduct:
         return float(2.0 ** (place / _STEPS))
 
     def __add__(self, other: Conduct) -> Conduct:
-        answered = tuple(one + two for one, two in zip(self.answered, other.answered, strict=True))
+        answered = tuple(mine + others for mine, others in zip(self.answered, other.answered, strict=True))
         return Conduct(answered, self.failed + other.failed)
 
 

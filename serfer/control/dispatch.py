@@ -71,7 +71,6 @@ class ServiceTimeEstimator:
         self._scale = 1.0
 
     def limit(self, max_batch: int) -> None:
-        """Predict for batches of at most so many images from now on."""
         self._max_batch = max_batch
 
     @property
@@ -84,7 +83,6 @@ class ServiceTimeEstimator:
         return self.seconds(images) / self._scale
 
     def seconds(self, images: int) -> float:
-        """Return how many seconds so many images take, in full batches and one for the rest."""
         full, rest = divmod(images, self._max_batch)
         ms = full * self._profile.batch_ms(self._max_batch) + (self._profile.batch_ms(rest) if rest else 0.0)
         return ms * self._scale / MS_PER_S
@@ -139,7 +137,6 @@ def _is_late(query: QueuedQuery, now: float, times: ServiceTimeEstimator) -> boo
 def _gathered(
     queue: Sequence[QueuedQuery], order: Sequence[int], now: float, max_batch: int, times: ServiceTimeEstimator
 ) -> tuple[tuple[int, ...], int]:
-    """Return the queries of a batch and their images, as many as keep the first one in time."""
     first = queue[order[0]]
     batch, images = [order[0]], first.images
     for number in order[1:]:

@@ -46,17 +46,14 @@ class LoadMonitor:
         self._most = most
         self._clock = clock
         self._count = 0
-        self._running, self._busy, self._offline = Occupancy(), Occupancy(), Occupancy()
+        self._running, self._offline = Occupancy(), Occupancy()
         self._offline_count = 0
         self._interference = Interference()
         self._marks: deque[tuple[float, int]] = deque([(clock(), 0)])
 
-    def change(self, count: int) -> None:
-        """Note that so many more queries run, or fewer where it is negative."""
+    def change(self, now: float, count: int) -> None:
         self._count += count
-        now = self._clock()
         self._running.change(now, self._count)
-        self._busy.change(now, min(1, self._count))
         if now - self._marks[-1][0] >= _MARK_S:
             self._count_throttled(now, sum(load.throttled for load in self._functions()))
 
@@ -78,10 +75,9 @@ class LoadMonitor:
         share = max(0.0, 1.0 - offline / running) if running > 0 else 1.0
         return replace(load, utilisation=load.utilisation * share)
 
-    def answered(self, model: str, images: int, report: QueryReport) -> None:
+    def answered(self, now: float, model: str, images: int, report: QueryReport) -> None:
         if report.target != _CACHE:
-            kind = (model, report.target, report.plan, images)
-            self._interference.add(self._clock(), kind, report.latency_ms)
+            self._interference.add(now, (model, report.target, report.plan, images), report.latency_ms)
 
     def read(self) -> QueryLoad:
         """Return the load now: of several models the one whose functions have the largest share in use."""
@@ -98,13 +94,10 @@ class LoadMonitor:
         return [load for pipeline in self._pipelines.values() if (load := pipeline.function_load()) is not None]
 
     def _own(self, now: float) -> float:
-        """Return the share in use of what takes the queries where no functions' slots are known."""
-        if all(pipeline.target is not None for pipeline in self._pipelines.values()):
-            return self._busy.mean(now)
-        return self._running.mean(now) / self._most
+        mean, share = self._running.read(now)
+        return share if all(pipeline.target is not None for pipeline in self._pipelines.values()) else mean / self._most
 
     def _count_throttled(self, now: float, total: int) -> int:
-        """Return how many invocations were refused in the last seconds, and note how many have been so far."""
         marks = self._marks
         while len(marks) > 1 and marks[1][0] <= now - WINDOW_S:
             marks.popleft()

@@ -64,9 +64,8 @@ class Observation:
     """What a policy sees, once a period.
 
     `now_s` is the caller's clock in seconds: Unix time in a service, the load's own time in a simulation. `rate` is the
-    load of all drivers in queries/s over the `elapsed_s` seconds up to now, one image each; `applications` divides it
-    by application, None where there is one. `latency` is None where it is not known, as in simulations at the level of
-    rates; `fleet` has the instances that are paid for.
+    load of all drivers in queries/s over the `elapsed_s` seconds up to now, one image each. `latency` is None where it
+    is not known, as in simulations at the level of rates; `fleet` has the instances that are paid for.
     """
 
     now_s: float
@@ -75,7 +74,6 @@ class Observation:
     fleet: tuple[InstanceGroup, ...] = ()
     latency: LatencyWindow | None = None
     interruptions: tuple[Interruption, ...] = ()
-    applications: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,6 @@ class Router:
         return replace(plan, warm=0, reason=f"{plan.reason}; the ceiling allows no pings")
 
     def _within(self, plan: ProvisioningPlan, usd_per_hour: float) -> ProvisioningPlan:
-        """Return a plan with the first of its instances that together cost at most so much an hour."""
         kept = []
         for group in plan.instances:
             price = self._usd_per_hour(group.kind, group.market)

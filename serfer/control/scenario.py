@@ -180,7 +180,6 @@ class Scenario:
         return self.serverless.usd_per_query * self.instance.qps / self.instance.usd_per_s
 
     def warnings(self) -> list[str]:
-        """Return what is inconsistent in the scenario, a sentence for each instance type."""
         warnings = (kind.warning(self.slo_ms) for kind in self.instances)
         return [warning for warning in warnings if warning is not None]
 

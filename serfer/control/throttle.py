@@ -16,9 +16,9 @@ been switched off, and a job must not wait for ever, so after a minute one task 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import median
 
 from serfer.core.errors import UsageError
@@ -28,24 +28,27 @@ HORIZON_S = 2.0
 
 
 class Occupancy:
-    """The mean of a number in use, over about the last `horizon_s` seconds: older use fades exponentially.
+    """The mean of a number in use, and the share of time with any, over about the last HORIZON_S seconds.
 
-    A state is replaced as a whole, so another thread may read while one writes. Times are seconds of any one clock.
+    Older use fades exponentially. A state is replaced as a whole, so another thread may read while one writes. Times
+    are seconds of any one clock.
     """
 
-    def __init__(self, horizon_s: float = HORIZON_S) -> None:
-        self._horizon_s = horizon_s
-        self._state = (-math.inf, 0.0, 0.0)  # since when so many are in use, the mean until then, how many
+    def __init__(self) -> None:
+        self._state = (-math.inf, 0.0, 0.0, 0.0)  # since when so many are in use, mean and share until then, how many
 
     def change(self, now: float, used: float) -> None:
-        """Note that so many are in use from now on."""
-        at, mean, before = self._state  # written out, as drivers do this twice for each invocation
-        self._state = (now, before + (mean - before) * math.exp((at - now) / self._horizon_s), used)
+        at, mean, share, before = self._state  # written out, as drivers do this twice for each query
+        faded, busy = math.exp((at - now) / HORIZON_S), before > 0
+        self._state = (now, before + (mean - before) * faded, busy + (share - busy) * faded, used)
 
     def mean(self, now: float) -> float:
-        at, mean, used = self._state
-        faded = math.exp(min(0.0, at - now) / self._horizon_s)
-        return used + (mean - used) * faded
+        return self.read(now)[0]
+
+    def read(self, now: float) -> tuple[float, float]:
+        at, mean, share, used = self._state
+        faded, busy = math.exp(min(0.0, at - now) / HORIZON_S), used > 0
+        return used + (mean - used) * faded, busy + (share - busy) * faded
 
 
 # Observed over profiled latency of online queries (INFaaS, section 6.3.2), where the profile is measured in service.
@@ -72,49 +75,50 @@ class _Block:
     profiled_ms: float
 
 
-@dataclass
 class _Kind:
     """Queries alike: those since the last whole block, and the quietest block of each minute of the last hour."""
 
-    taken: list[float] = field(default_factory=list)
-    blocks: deque[_Block] = field(default_factory=lambda: deque(maxlen=_SLICES))
+    def __init__(self) -> None:
+        self.taken: list[float] = []
+        self.blocks: deque[_Block] = deque(maxlen=_SLICES)
+        self.slice, self.profiled_ms = -1, math.nan  # of the last hour's blocks or else the newest one, if any
 
-    def add(self, slice_: int, ms: float) -> None:
-        self.taken.append(ms)
-        if len(self.taken) < BLOCK:
-            return
+    def end_block(self) -> None:
         ranked, self.taken = sorted(self.taken), []
-        block = _Block(slice_, median(ranked), ranked[int(_PROFILED * (BLOCK - 1))])
-        if not self.blocks or self.blocks[-1].slice != slice_:
+        block = _Block(self.slice, median(ranked), ranked[int(_PROFILED * (BLOCK - 1))])
+        if not self.blocks or self.blocks[-1].slice != self.slice:
             self.blocks.append(block)
         elif block.median_ms < self.blocks[-1].median_ms:
             self.blocks[-1] = block
 
-    def profiled_ms(self, slice_: int) -> float | None:
-        """Return the profile, from the blocks of the last hour, or else from the newest one."""
-        if not self.blocks:
-            return None
-        recent = [block for block in self.blocks if block.slice > slice_ - _SLICES]
-        return min(recent or [self.blocks[-1]], key=lambda block: block.median_ms).profiled_ms
+    def read(self, slice_: int) -> None:
+        self.slice = slice_
+        if self.blocks:
+            recent = [block for block in self.blocks if block.slice > slice_ - _SLICES]
+            self.profiled_ms = min(recent or [self.blocks[-1]], key=lambda block: block.median_ms).profiled_ms
 
 
 class Interference:
     """Compares the latencies of queries with those of their kind when they were disturbed least; times in seconds."""
 
     def __init__(self) -> None:
-        self._kinds: OrderedDict[Hashable, _Kind] = OrderedDict()
+        self._kinds: dict[Hashable, _Kind] = {}  # the one that came last at the end
         self._observed: deque[tuple[float, float]] = deque(maxlen=_MOST_OBSERVED)  # when, observed over profiled
 
     def add(self, now: float, kind: Hashable, ms: float) -> None:
         """Take the latency of a query; those of one `kind` take as long as one another where nothing disturbs them."""
-        known = self._kinds.setdefault(kind, _Kind())
-        self._kinds.move_to_end(kind)
+        known = self._kinds[kind] = self._kinds.pop(kind) if kind in self._kinds else _Kind()
         if len(self._kinds) > _MOST_KINDS:
-            self._kinds.popitem(last=False)
+            del self._kinds[next(iter(self._kinds))]
         slice_ = int(now // _SLICE_S)
-        if profiled_ms := known.profiled_ms(slice_):
-            self._observed.append((now, ms / profiled_ms))
-        known.add(slice_, ms)
+        if slice_ != known.slice:
+            known.read(slice_)
+        if known.profiled_ms > 0:
+            self._observed.append((now, ms / known.profiled_ms))
+        known.taken.append(ms)
+        if len(known.taken) == BLOCK:
+            known.end_block()
+            known.read(slice_)
 
     def ratio(self, now: float) -> float | None:
         """Return the median of observed over profiled latency in the last 10 s; None where too few queries say it."""
@@ -178,7 +182,6 @@ class OnlineLoad:
         return ""
 
     def is_quiet(self, limits: Thresholds) -> bool:
-        """Whether offline work may grow beside it."""
         return not self.excess(limits) and (self.utilisation or 0.0) <= limits.quiet * limits.utilisation
 
 

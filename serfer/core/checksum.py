@@ -21,7 +21,7 @@ CHECKSUM_BYTES = 4
 
 def checksum(data: bytes | memoryview, key: str, cell: int = 0) -> int:
     """Return the checksum of cell number `cell` of the object under `key`: 32 bits, stored little-endian."""
-    return zlib.crc32(data, zlib.crc32(b"#%d" % cell, zlib.crc32(key.encode())))
+    return zlib.crc32(data, zlib.crc32(f"{key}#{cell}".encode()))
 
 
 def protect(value: bytes | memoryview, key: str, cell: int = 0) -> bytes:
@@ -33,6 +33,6 @@ def verified(stored: bytes | memoryview, key: str, cell: int = 0) -> memoryview:
     """Return what `protect` was given, without a copy; raises AlteredPieceError where it was altered since."""
     view = memoryview(stored)
     value = view[:-CHECKSUM_BYTES]
-    if checksum(value, key, cell).to_bytes(CHECKSUM_BYTES, "little") != view[len(value) :]:
+    if checksum(value, key, cell).to_bytes(CHECKSUM_BYTES, "little") != view[-CHECKSUM_BYTES:]:
         raise AlteredPieceError(f"what is stored under {key!r} was altered: its checksum does not match")
     return value

@@ -19,6 +19,7 @@ from serfer.core.errors import PlanError, SerferError
 
 T = TypeVar("T")
 LATER = {"later": True}
+_MOST_NAMED = 40
 _MAX_INTEGER = 2**63  # whole numbers fit 64 bits: JSON's have thousands of digits, which no float holds
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
@@ -194,7 +195,7 @@ def _dataclass(kind: Any, *, lenient: bool) -> _Builder:  # noqa: ANN401 - a dat
 
 
 def _join_keys(keys: set[str]) -> str:
-    return ", ".join(map(repr, sorted(keys)))
+    return ", ".join(f"{key!r:.40}" for key in sorted(keys)[:_MOST_NAMED])
 
 
 @cache

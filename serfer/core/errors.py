@@ -143,6 +143,10 @@ class StoreUnavailableError(UnavailableError):
     """The store does not answer."""
 
 
+class NoRegistryError(UnavailableError):
+    """There is no registry in a place, where one can be made."""
+
+
 class RegistrationLostError(UnavailableError):
     """Another worker has taken a registration over, or it has ended: this one stops working on it."""
 

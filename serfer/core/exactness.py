@@ -87,7 +87,6 @@ def _largest(values: NDArray[Any]) -> float:
 
 
 def check_finite(answer: _Answer, what: str) -> None:
-    """Raise ModelError that names `what` where unsplit outputs are not finite numbers."""
     if finite_share(answer) < 1:
         raise ModelError(f"{what} is not finite (NaN or infinity), so nothing compares with it: check its weights")
 

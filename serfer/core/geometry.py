@@ -41,7 +41,7 @@ class Rect:
 
     @property
     def area(self) -> int:
-        return self.rows.size * self.cols.size
+        return (self.rows.stop - self.rows.start) * (self.cols.stop - self.cols.start)
 
     def within(self, other: Rect) -> Rect:
         """Return this rectangle in the coordinates of `other`, whose corner becomes (0, 0)."""
@@ -58,6 +58,11 @@ class Rect:
     @property
     def slices(self) -> tuple[slice, slice]:
         return slice(self.rows.start, self.rows.stop), slice(self.cols.start, self.cols.stop)
+
+    def slices_in(self, other: Rect) -> tuple[slice, slice]:
+        """Return the rows and columns of this rectangle in an array of the values of `other`."""
+        top, left = other.rows.start, other.cols.start
+        return slice(self.rows.start - top, self.rows.stop - top), slice(self.cols.start - left, self.cols.stop - left)
 
 
 @dataclass(frozen=True, order=True, slots=True)

@@ -6,7 +6,7 @@ A duplicate costs an invocation, so duplicates have a budget: a small share of a
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import deque
+from collections import defaultdict, deque
 
 QUANTILE = 0.9
 """Of a stage's latest times, the share within which those lie that lateness is reckoned from."""
@@ -47,11 +47,12 @@ class LearntHedging:
     """
 
     def __init__(self) -> None:
-        self._times: dict[int, tuple[deque[float], list[float]]] = {}
+        self._times = defaultdict[int, tuple[deque[float], list[float]]](lambda: (deque(), []))
         self._budget = HedgeBudget()
+        self.spend = self._budget.spend
 
     def learn(self, stage: int, seconds: float) -> None:
-        recent, ordered = self._times.setdefault(stage, (deque(), []))
+        recent, ordered = self._times[stage]
         recent.append(seconds)
         insort(ordered, seconds)
         if len(recent) > _REMEMBERED:
@@ -59,10 +60,6 @@ class LearntHedging:
         self._budget.earn()
 
     def late_after(self, stage: int) -> float | None:
-        _, ordered = self._times.get(stage, ((), []))
-        if len(ordered) < _KNOWN:
-            return None
-        return late_after_s(ordered[int(QUANTILE * len(ordered))])
-
-    def spend(self) -> bool:
-        return self._budget.spend()
+        ordered = self._times[stage][1]
+        count = len(ordered)
+        return late_after_s(ordered[int(QUANTILE * count)]) if count >= _KNOWN else None

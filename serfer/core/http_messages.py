@@ -14,7 +14,7 @@ from serfer.core.report import CLASSES, PredictedImage, QueryReport
 ModelStatus = Literal["unloaded", "loading", "loaded"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Objectives:
     """What a query asks for; None for what it does not say.
 
@@ -109,11 +109,8 @@ class ServedReport(QueryReport):
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON: without `timeline` and `selected` where there are none, as the pipeline's."""
-        values = asdict(self)
-        for name in ("timeline", "selected"):
-            if values[name] is None:
-                del values[name]
-        return values
+        empty = {name for name in ("timeline", "selected") if getattr(self, name) is None}
+        return {name: value for name, value in asdict(self).items() if name not in empty}
 
 
 @dataclass(frozen=True)

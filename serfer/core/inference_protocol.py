@@ -105,7 +105,6 @@ def decode_answer(body: bytes, header: str, most_head: int = sys.maxsize) -> tup
 
 
 def read_json(text: bytes) -> Any:  # noqa: ANN401 - any JSON value
-    """Return a JSON value; raises InputError for what is not JSON, such as NaN."""
     try:
         return json.loads(text, parse_constant=int)  # which NaN is not
     except (ValueError, RecursionError) as error:
@@ -113,7 +112,6 @@ def read_json(text: bytes) -> Any:  # noqa: ANN401 - any JSON value
 
 
 def read_object(text: bytes) -> dict[str, Any]:
-    """Return a JSON object; raises InputError for anything else."""
     document = read_json(text)
     if not isinstance(document, dict):
         raise InputError("the server answered no JSON object")
@@ -121,7 +119,6 @@ def read_object(text: bytes) -> dict[str, Any]:
 
 
 def read_tensors(document: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
-    """Return the tensors that a document lists; raises InputError for another list."""
     tensors = document.get(key)
     if (
         isinstance(tensors, list)

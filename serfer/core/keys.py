@@ -16,9 +16,11 @@ never a key: the id of another owner's result leads nowhere.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from os import urandom
 from typing import TYPE_CHECKING
 
 from serfer.core.errors import InputError
@@ -49,9 +51,9 @@ def check_query_id(query: str) -> str:
     return query
 
 
-def query_id(digits: str, *, one_slot: bool) -> str:
-    """Return the id of a query from 32 random hex digits; `one_slot` keeps its keys together in a Redis Cluster."""
-    return check_query_id(f"{{{digits}}}" if one_slot else digits)
+def query_id(*, one_slot: bool) -> str:
+    """Return the id of another query, 32 random hex digits; `one_slot` keeps its keys together in a Redis Cluster."""
+    return f"{{{urandom(16).hex()}}}" if one_slot else urandom(16).hex()
 
 
 def output_key(query: str, stage: int, tile: int) -> str:
@@ -87,7 +89,7 @@ def reply_key(query: str, stage: int, tile: int, number: int) -> str:
     return f"{output_key(query, stage, tile)}:r{number}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ResultPlace:
     """Where a query's answer is to lie, and for how many seconds; raises InputError for what cannot be a place."""
 
@@ -113,23 +115,19 @@ class ResultPlace:
 
     def key(self, path: str) -> str:
         """Return the key of what lies at `path` in its group of arrays."""
-        return f"{self._prefix}/{path}"
+        return f"serfer:result:{self.owner}:{self.id}/{path}"
 
     def keys(self, outputs: Sequence[ChunkedArray]) -> list[str]:
         """Return all its keys, the manifest's first: what is deleted in this order leaves nothing that looks whole."""
         chunks = (f"{number}/{chunk.path}" for number, array in enumerate(outputs) for chunk in array.chunks)
         return [self.manifest_key, *map(self.key, chunks)]
 
-    @property
-    def _prefix(self) -> str:
-        return f"serfer:result:{self.owner}:{self.id}"
-
 
 NO_RESULT = ResultPlace(LOCAL_OWNER, "0" * 32)
 """No result's place: its keys are requested where only the store is to be reached."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StoreCounts:
     """Bytes moved and operations that succeeded: `gets` counts ranges read, `exists` keys asked for.
 
@@ -143,7 +141,7 @@ class StoreCounts:
     exists: int = 0
 
     def __add__(self, other: StoreCounts) -> StoreCounts:
-        return StoreCounts(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
+        return StoreCounts(*map(operator.add, vars(self).values(), vars(other).values()))
 
     def __sub__(self, other: StoreCounts) -> StoreCounts:
-        return StoreCounts(*(getattr(self, name) - getattr(other, name) for name in self.__slots__))
+        return StoreCounts(*map(operator.sub, vars(self).values(), vars(other).values()))

@@ -6,7 +6,7 @@ lie one behind the other, in the form of the image or of the map (`partial_form`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 
 import numpy as np
@@ -19,16 +19,12 @@ Partial = NDArray[np.float32]
 
 
 def window_statistics(statistics: bytes, window: ImageWindow) -> bytes:
-    """Return the vector of statistics, float32, as a window of a pass has it: it ends in what windows before it own."""
     skipped = np.array(window.skipped, "<f4").tobytes()
     return statistics[: -len(skipped)] + skipped if any(window.skipped) else statistics
 
 
 class StatisticsSum:
-    """Adds up the partial results of a pass, in float64, by Chan, Golub and LeVeque (1979) for variances.
-
-    The sum depends on the order of `add` in its last digits: windows are added in their own order.
-    """
+    """Adds up partial results in float64, variances by Chan, Golub and LeVeque (1979); digits depend on the order."""
 
     def __init__(self, maps: Sequence[MapStatistics]) -> None:
         self._maps = maps
@@ -36,7 +32,6 @@ class StatisticsSum:
         self._sums: list[dict[str, NDArray[np.float64]]] = [{} for _ in maps]
 
     def add(self, partial: Partial) -> None:
-        """Add a window's partial result, flat; what lies behind its values is ignored."""
         end = 0
         for number, map_ in enumerate(self._maps):
             start, end = end, end + map_.partial_size
@@ -46,11 +41,18 @@ class StatisticsSum:
             self._counts[number] += count
 
     def values(self) -> NDArray[np.float32]:
-        """Return the statistics of the pass, one vector; there is at least one partial result."""
         found = []
         for map_, count, sums in zip(self._maps, self._counts, self._sums, strict=True):
             found += [sums[kind] / count if kind == VARIANCE else sums[kind] for kind in map_.kinds]
         return np.concatenate(found).astype(np.float32)
+
+
+def add_up(maps: Sequence[MapStatistics], partials: Iterable[Partial], statistics: Partial) -> None:
+    """Add up the partial results of all windows of a pass, in their order, into the vector of statistics."""
+    total = StatisticsSum(maps)
+    for partial in partials:
+        total.add(partial)
+    statistics[maps[0].start : maps[-1].stop] = total.values()
 
 
 def _merge(
@@ -74,7 +76,6 @@ def _merge(
 
 
 def packed(parts: Sequence[NDArray[np.float32]], channels: int) -> NDArray[np.float32]:
-    """Return maps one behind the other, as a batch of one (1, channels, rows, cols)."""
     rows, cols = partial_form(sum(part.size for part in parts), channels)
     values = np.zeros(channels * rows * cols, np.float32)
     start = 0
@@ -85,7 +86,6 @@ def packed(parts: Sequence[NDArray[np.float32]], channels: int) -> NDArray[np.fl
 
 
 def unpacked(values: NDArray[np.float32], shapes: Sequence[tuple[int, int, int]]) -> Iterator[NDArray[np.float32]]:
-    """Yield the maps (channels, rows, cols) that lie one behind the other in a vector."""
     start = 0
     for shape in shapes:
         yield values[start : start + prod(shape)].reshape(shape)

@@ -93,9 +93,7 @@ class StageReport:
     """A stage's share of a query; `cold` counts tasks that waited for a new environment, `ms` is wall time.
 
     `fetch_ms` is what new environments waited for weights that they fetch, all of them together.
-
     `bytes_in` and `bytes_out` count tensors with their checksums, whether through the store or in payloads and answers.
-
     Where the members of a gang ran it, `gang` is the number of that gang's first stage: `ms` is then measured by the
     members' own clocks, `bytes_exchanged`, a part of `bytes_in`, are the halos that they received from one another, and
     `wait_ms` is what they waited for those, all of them together.

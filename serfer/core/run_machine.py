@@ -522,10 +522,7 @@ class Run:
         return [*actions, *(self._release(now) if len(self.stages) < len(self._tiles) else self._finish(None))]
 
     def _add_later_stages(self, first: int, stop: int, now: float) -> None:
-        """Add the stages that a gang ran after its first one, with what its members reported on them.
-
-        A stage ends when its slowest member has ended it, by the members' own clocks, counted back from the gang's end.
-        """
+        """A stage ends when its slowest member has, by the members' own clocks, counted back from the gang's end."""
         gang = self.stages[first]
         members = [
             dict(zip(self._stages_of(number, first, stop), (report, *report.later), strict=True))
@@ -571,10 +568,7 @@ class Run:
         return [WakeAt(due)]
 
     def _end_gang(self, stage: int, change: GangChange) -> list[Action]:
-        """Take a transition of the gang that begins with a stage, if it runs, and abort its members.
-
-        Those that have all answered are not, unless one has a duplicate that may still run.
-        """
+        """Members that have all answered are not aborted, unless one has a duplicate that may still run."""
         current = self.stages[stage]
         if current.gang is None or current.gang.state is not GangState.RUNNING:
             return []

@@ -17,6 +17,7 @@ from urllib.parse import quote
 ALGORITHM = "AWS4-HMAC-SHA256"
 TIME = "%Y%m%dT%H%M%SZ"
 """The form of a request's time, in UTC."""
+_quoted = functools.lru_cache(maxsize=64)(functools.partial(quote, safe="/~"))
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,9 @@ def signature(
     pairs = sorted(pair.partition("=")[::2] for pair in query.split("&")) if query else []
     lines = [
         method,
-        quote(path, safe="/~"),
-        "&".join(f"{name}={value}" for name, value in pairs),
-        *(f"{name}:{' '.join(headers[name].split())}" for name in signed),
+        _quoted(path),
+        "&".join([f"{name}={value}" for name, value in pairs]),
+        *[f"{name}:{' '.join(headers[name].split())}" for name in signed],
         "",
         ";".join(signed),
         hashlib.sha256(body).hexdigest(),
@@ -62,13 +63,13 @@ def sign(
 ) -> dict[str, str]:
     """Return the headers of a request to Lambda with those that sign it; `time` is YYYYMMDDTHHMMSSZ in UTC.
 
-    `headers` must include Host, which is what HTTP clients send if it is given to them.
+    `headers` have lower-case names and must include host, which is what HTTP clients send if it is given to them.
     """
-    lowered = {**{name.lower(): value for name, value in headers.items()}, "x-amz-date": time}
-    signed, scope = sorted(lowered), f"{time[:8]}/{region}/lambda/aws4_request"
-    signed_with = signature(access.secret, scope, time, method, target, lowered, signed, body)
+    headers, scope = {**headers, "x-amz-date": time}, f"{time[:8]}/{region}/lambda/aws4_request"
+    signed = sorted(headers)
+    signed_with = signature(access.secret, scope, time, method, target, headers, signed, body)
     credential = f"Credential={access.key_id}/{scope}, SignedHeaders={';'.join(signed)}"
-    return {**headers, "X-Amz-Date": time, "Authorization": f"{ALGORITHM} {credential}, Signature={signed_with}"}
+    return {**headers, "authorization": f"{ALGORITHM} {credential}, Signature={signed_with}"}
 
 
 @functools.lru_cache(maxsize=8)

@@ -18,7 +18,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass, fields
+from dataclasses import astuple, dataclass
 from types import NoneType
 from typing import Any, NamedTuple
 
@@ -33,7 +33,6 @@ _MAX_REPLIES = 1 << 31
 _REQUEST = re.compile(r"[A-Za-z0-9._-]{0,64}")
 _LONGEST_HOLD_S = 60.0
 MAX_BATCH = 1024
-_COUNTS = tuple(field.name for field in fields(StoreCounts))
 DTYPES = {"uint8": 1, "float32": 4}
 Buffer = bytes | memoryview
 
@@ -57,7 +56,7 @@ class Membership(NamedTuple):
     patience_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Task:
     """One invocation: run tile `tile` of stage `stage` for a query of `batch` images; what it writes lives `ttl` s.
 
@@ -88,10 +87,10 @@ class Task:
     @property
     def payload_bytes(self) -> int:
         crop = self.crop.data if self.crop else None
-        return sum(len(data) for data in (crop, *self.parts) if data)
+        return sum([len(data) for data in (crop, *self.parts) if data])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Report:
     """The report of a task. Times are in milliseconds; `init_ms` is 0 in an environment that was warm.
 
@@ -134,7 +133,7 @@ class Report:
     @property
     def invocation_ms(self) -> float:
         """The billed duration of the invocation, with that of a member's later stages."""
-        return sum(report.init_ms + report.total_ms for report in (self, *self.later))
+        return self.init_ms + self.total_ms + sum([report.billed_ms for report in self.later])
 
 
 class TaskError(NamedTuple):
@@ -401,9 +400,8 @@ def _result_to_plain(result: Report | TaskError) -> Any:  # noqa: ANN401 - any p
 
 
 def _report_to_plain(report: Report) -> dict[str, Any]:
-    plain = {name: getattr(report, name) for name in report.__slots__}
     later = [_report_to_plain(later_report) for later_report in report.later]
-    return {**plain, "counts": asdict(report.counts), "later": later}
+    return {**vars(report), "counts": vars(report.counts), "later": later}
 
 
 def decode_report(payload: Any) -> Report:  # noqa: ANN401 - whatever a function answered
@@ -440,12 +438,13 @@ def _plain_to_report(plain: Any, *, nested: bool = False) -> Report:  # noqa: AN
 def _is_sound(report: Report) -> bool:
     parts = (report.init_ms, report.read_ms, report.compute_ms, report.write_ms)
     times = (*parts, report.total_ms, report.wait_ms, report.fetch_ms)
-    counts = report.counts
-    numbers = (report.weight_loads, report.sessions, *(getattr(counts, name) for name in _COUNTS))
+    numbers = (report.weight_loads, report.sessions, *vars(report.counts).values())
     return (
         type(report.environment) is str
-        and all(type(value) in (int, float) and 0 <= value < math.inf for value in times)
-        and all(type(value) is int and value >= 0 for value in numbers)
+        and {*map(type, times)} <= {int, float}
+        and {*map(type, numbers)} == {int}
+        and all(map(math.isfinite, times))
+        and min(*times, *numbers) >= 0
         and (report.output is None or type(report.output) is bytes)
         and type(report.shared) is int
         and 1 <= report.shared <= MAX_BATCH

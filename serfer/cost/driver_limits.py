@@ -27,7 +27,6 @@ class DriverLimits:
     provisioned: int = 0
 
     def slots_of_each(self, concurrency: int) -> int:
-        """Return the slots of a driver, in an account of this concurrency."""
         return concurrency if self.slots is None else self.slots
 
 
@@ -67,12 +66,10 @@ class KnownHedging:
         self.ends_in_s = math.inf
 
     def late_after(self, stage: int) -> float | None:
-        """Return after how many seconds a task of a stage is late; None for one that is not duplicated."""
         seconds = self._late_after_s[stage]
         return seconds if seconds < self.ends_in_s else None
 
     def spend(self) -> bool:
-        """Take one duplicate out of the budget, if there is one left."""
         answered = self._answered()
         self._budget.earn(answered - self._counted)
         self._counted = answered

@@ -61,7 +61,6 @@ class Purchase:
 
     @property
     def usd_per_s(self) -> float:
-        """What one costs a second."""
         return self.kind.market_usd_per_hour(self.market) / S_PER_HOUR
 
 
@@ -101,7 +100,6 @@ class Instance:
 
     @property
     def ready_s(self) -> float:
-        """When it serves."""
         return self.launched_s + self.kind.boot_s
 
 
@@ -130,19 +128,14 @@ class Fleet:
         return (instance for group in self._on for instance in group)
 
     def resume(self, launches: Sequence[tuple[float, Purchase]]) -> list[Instance]:
-        """Begin with instances that were launched before."""
-        return [self._launch(self._number(one.kind.name, one.market), launched) for launched, one in launches]
+        return [self._launch(self._number(launch.kind.name, launch.market), launched) for launched, launch in launches]
 
     def groups(self, now: float) -> tuple[InstanceGroup, ...]:
-        """Return the instances that are paid for."""
         if now >= self._changes_s:
             self._count(now)
         return self._groups
 
     def lose(self, now: float) -> list[Instance]:
-        """Take away the instances whose time is over, and return them."""
-        if not self._losing:
-            return []
         lost = []
         while self._losing and self._losing[0][0] <= now:
             _, _, instance = heappop(self._losing)
@@ -175,13 +168,12 @@ class Fleet:
         return launched, stopped
 
     def _set_batches(self, plan: ProvisioningPlan) -> bool:
-        """Give the instances the batch sizes that a plan wants; say whether any is another one now."""
         changed = False
         for bought, group in zip(self.purchases, self._on, strict=True):
-            batches = assign([one.batch for one in group], plan.batches(bought.kind.name, bought.market))
-            for one, batch in zip(group, batches, strict=True):
-                changed = changed or one.batch != batch
-                one.batch = batch
+            batches = assign([instance.batch for instance in group], plan.batches(bought.kind.name, bought.market))
+            for instance, batch in zip(group, batches, strict=True):
+                changed = changed or instance.batch != batch
+                instance.batch = batch
         return changed
 
     def _number(self, kind: str, market: Market) -> int:
@@ -213,7 +205,7 @@ class Fleet:
     def _count(self, now: float) -> None:
         groups, self._changes_s = [], math.inf
         for bought, group in zip(self.purchases, self._on, strict=True):
-            states = Counter((self._state(one, now), one.batch) for one in group)
+            states = Counter((self._state(instance, now), instance.batch) for instance in group)
             groups += [
                 InstanceGroup(bought.kind.name, bought.market, state, count, batch)
                 for (state, batch), count in sorted(states.items(), key=_by_state)
@@ -236,14 +228,10 @@ def _by_state(counted: tuple[tuple[InstanceState, int], int]) -> tuple[int, int]
 
 
 def interruptions_of(lost: Sequence[Instance]) -> tuple[Interruption, ...]:
-    """Return what a policy sees of instances that were taken away."""
-    if not lost:
-        return ()
-    return tuple(Interruption(kind, count) for kind, count in sorted(Counter(one.kind.name for one in lost).items()))
+    return tuple(Interruption(kind, count) for kind, count in sorted(Counter(loss.kind.name for loss in lost).items()))
 
 
 def check_peak(trace: Trace, scenario: Scenario) -> None:
-    """Raise UsageError for a load whose peak takes too many instances to simulate one by one."""
     kind = scenario.instance
     if trace.peak / kind.qps > _MAX_INSTANCES:
         raise UsageError(

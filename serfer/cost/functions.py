@@ -51,12 +51,10 @@ class Functions:
     provisioned_usd: float = 0.0
 
     def usd(self, cold_share: float) -> float:
-        """Return dollars of a query on average, of which a share finds nothing warm."""
         return self.warm_usd + cold_share * (self.cold_usd - self.warm_usd)
 
     @property
     def times(self) -> ServiceTimes:
-        """A query's seconds to draw from."""
         shares = np.minimum(np.linspace(0, 1, _POINTS + 1), _LAST)
         known = np.cumsum(self.warm.probability)
         values = self.warm.least + self.warm.step * np.searchsorted(known, shares)
@@ -67,7 +65,6 @@ class Functions:
 
 
 def one_function(whole: Plan, facts: AwsFacts) -> Functions:
-    """Return a network as one function, of its plan of one task."""
     [stage] = whole.stages
     return replace(_functions(whole, facts), name=f"one function of {stage.memory_mb:,} MB")
 
@@ -90,7 +87,6 @@ def _functions(plan: Plan, facts: AwsFacts) -> Functions:
 
 
 def with_snapstart(whole: Plan, plain: Functions, facts: AwsFacts) -> Functions:
-    """Return one function whose environments start from a snapshot, its weights where the plan has them."""
     place = whole.stages[0].weights_in
     ways = starting_ways(whole, Platform.over(facts, whole.store))
     way = next(way for way in ways if way.snapstart and way.weights_in == place)
@@ -100,7 +96,6 @@ def with_snapstart(whole: Plan, plain: Functions, facts: AwsFacts) -> Functions:
 
 
 def with_provisioned(whole: Plan, plain: Functions, count: int, facts: AwsFacts) -> Functions:
-    """Return one function with so many environments that stay initialised."""
     functions, memory = facts.functions, whole.stages[0].memory_mb
     billed_s = price_plan(whole, Platform.over(facts, whole.store)).stages[0].billed_s
     cheaper = replace(functions, price_gb_second=functions.price_provisioned_second)

@@ -66,7 +66,6 @@ def run_policy(
 
 
 def _beyond(fleet: Fleet, rate: float, begin: float, end: float) -> float:
-    """Return how many queries of a step are beyond what its instances take."""
     ready = [(instance.ready_s, instance.kind.qps) for instance in fleet]
     times = sorted({begin, end, *(time for time, _ in ready if begin < time < end)})
     return sum(

@@ -112,7 +112,6 @@ class QueriesResult:
         return self.queries - self.refused - self.throttled - self.on_instances
 
     def usd(self, scenario: Scenario) -> float:
-        """Price the window: Lambda's queries, duplicates and pings, and instances from their launches on."""
         lambdas = self.on_serverless + self.duplicates + self.pings
         return lambdas * scenario.serverless.usd_per_query + self.instances_usd
 
@@ -310,7 +309,6 @@ class QueriesRun:
             self._refused += 1
 
     def _reuse(self, now: float) -> bool:
-        """Take the environment that was used last, if one is left that was used lately."""
         keep, idle = self._scenario.serverless.keep_alive_s, self._idle
         stays = self._limits.provisioned - len(self._busy)
         while idle and idle[0] + keep <= now and len(idle) > stays:
@@ -358,7 +356,6 @@ class QueriesRun:
                 self._later(busy[0], None)
 
     def _invoke(self, attempt: _Attempt, now: float) -> None:
-        """Invoke a query, for the first time, again or a second time, or have it wait for a slot behind older ones."""
         if len(self._busy) < self._slots:
             self._send(attempt, now)
             return
@@ -395,7 +392,6 @@ class QueriesRun:
             self._answer(attempt.came, done)
 
     def _environment_s(self, now: float) -> float | None:
-        """Take an environment, and return for how long a query takes it; None where Lambda refuses."""
         if len(self._busy) >= self._scenario.serverless.concurrency:
             return None
         if self._idle and self._reuse(now):
@@ -406,7 +402,6 @@ class QueriesRun:
         return next(self._warm) + next(self._cold)
 
     def _throttle(self, attempt: _Attempt, now: float) -> None:
-        """Have a query that Lambda refused wait as drivers do, until it has been refused too often."""
         throttles, counts = attempt.throttles + 1, attempt.came >= self._since
         if throttles >= _RETRY.throttled_attempts:
             self._throttled += counts
@@ -421,7 +416,6 @@ class QueriesRun:
             self._latencies.append(done - came)
 
     def _compute(self, instance: SimulatedInstance, now: float) -> None:
-        """Start a batch of what waits, as large as batches are, or let the instance wait for more, or rest."""
         queue = instance.queue
         images = min(len(queue), instance.most)
         if instance.window_s and 0 < images < instance.most and queue[0] + instance.window_s > now:
@@ -499,21 +493,16 @@ class QueriesRun:
         instance.place = -1
 
     def _lose(self, instance: SimulatedInstance, now: float) -> None:
-        """Take an instance away: what waits at it is sent to Lambda; a batch that it computes counts as computed.
-
-        Instances are warned two minutes before they end, far longer than a batch takes.
-        """
+        """A batch that it computes counts as computed: notice comes two minutes before the end."""
         self._stop(instance)
         waiting, instance.queue = instance.queue, deque()
         for came in waiting:
             self._fall_back(came, now)
 
     def _fall_back(self, came: float, now: float) -> None:
-        """Run a query on Lambda that waited at an instance since it came."""
         self._invoke(_Attempt(came), now)
 
     def _drain(self, now: float) -> None:
-        """Compute what still waits after the last arrival, and count what environments were idle until then."""
         while self._computing:
             self._finish_batches(self._computing[0][0])
         self._invoke_due(math.inf)

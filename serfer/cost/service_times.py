@@ -27,18 +27,15 @@ class Quantiles:
 
     @classmethod
     def of(cls, samples: Floats) -> Quantiles:
-        """Return the empirical distribution of samples."""
         points = min(_POINTS, 4 * len(samples)) + 1
         return cls(np.quantile(samples, np.linspace(0, 1, points)))
 
     @classmethod
     def always(cls, value: float) -> Quantiles:
-        """Return the distribution of what never varies."""
         return cls(np.array([value, value]))
 
     @property
     def mean(self) -> float:
-        """Return the expected value."""
         return float(np.mean((self.values[1:] + self.values[:-1]) / 2))
 
     def at(self, share: float) -> float:
@@ -46,7 +43,6 @@ class Quantiles:
         return float(np.interp(share, np.linspace(0, 1, len(self.values)), self.values))
 
     def plus(self, value: float) -> Quantiles:
-        """Return the distribution of what is so much more."""
         return Quantiles(self.values + value)
 
     def samples(self, rng: Generator) -> Iterator[float]:

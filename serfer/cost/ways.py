@@ -72,7 +72,6 @@ class ServingWay:
     unanswered: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields as plain JSON values."""
         return {**asdict(self), "name": self.name.strip()}
 
 
@@ -96,12 +95,10 @@ class Comparison:
 
     @property
     def whole(self) -> bool:
-        """Whether every query of the load was simulated."""
         return self.windows[0].name == "whole"
 
     @property
     def queries_a_month(self) -> float:
-        """Queries of a month of such a load."""
         return self.load.mean * _SECONDS_A_MONTH
 
     @property
@@ -121,7 +118,6 @@ class Comparison:
         return [way for way in self.ways if way.unanswered <= most + _NOTABLE]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what `serfer cost --log --json` prints."""
         return {
             "load": {
                 "name": self.load.name,
@@ -158,7 +154,6 @@ class _AlwaysOn:
         self._plan = on_demand(kind, count, "always on")
 
     def observe(self, seen: Observation) -> ProvisioningPlan:
-        """Want as many."""
         del seen
         return self._plan
 
@@ -177,7 +172,6 @@ class Serving:
 
     @property
     def windows(self) -> tuple[Window, ...]:
-        """The parts that are simulated query by query: as long as they may be."""
         return windows_of(self.load, self.window_s)
 
     @property
@@ -193,7 +187,6 @@ class Serving:
         return seconds
 
     def target(self, functions: Functions, usd_per_query: float | None = None) -> Scenario:
-        """Return the scenario with Lambda as functions have it."""
         target = LambdaTarget(
             usd_per_query=functions.warm_usd if usd_per_query is None else usd_per_query,
             latency_ms=functions.warm.mean * MS_PER_S,
@@ -223,11 +216,10 @@ class Serving:
         return DriverLimits(growth=growth, provisioned=functions.provisioned)
 
     def on_functions(self, functions: Functions) -> ServingWay:
-        """Serve the load on functions alone."""
         results = self.results(functions)
-        came = max(sum(one.queries for one in results), 1)
-        cold = sum(one.cold_starts for one in results) / came
-        paid = sum(one.on_serverless for one in results) / came
+        came = max(sum(result.queries for result in results), 1)
+        cold = sum(result.cold_starts for result in results) / came
+        paid = sum(result.on_serverless for result in results) / came
         usd = paid * functions.warm_usd + cold * (functions.cold_usd - functions.warm_usd)
         if functions.provisioned:
             covered = paid * self.covered(functions, functions.provisioned)
@@ -253,7 +245,6 @@ class Serving:
             count = min(2 * count, most)
 
     def mixed(self, name: str, functions: Functions, usd_per_query: float, progress: Progress) -> ServingWay:
-        """Serve the load on functions and instances, by the policy that is followed by default."""
         scenario = self.target(functions, usd_per_query)
         load = self.load.resampled(self.period_s)
         check_peak(load, scenario)
@@ -275,7 +266,6 @@ class Serving:
 
     @property
     def period_s(self) -> float:
-        """Seconds between two decisions of the policy: more for a load that lasts longer."""
         return max(PERIOD_S, math.ceil(self.load.seconds / _MOST_DECISIONS))
 
     def provisioned(self, functions: Functions) -> int:
@@ -285,7 +275,6 @@ class Serving:
         return min(wanted, functions.concurrency)
 
     def covered(self, functions: Functions, count: int) -> float:
-        """Return the share of the queries that find one of so many environments free."""
         running = np.concatenate([*self._running(functions)])
         return float((running < count).mean()) if running.size else 1.0
 
@@ -298,8 +287,8 @@ class Serving:
     def _way(
         self, name: str, month_usd: float, results: Sequence[QueriesResult], cold_share: float | None
     ) -> ServingWay:
-        latencies = np.concatenate([one.latencies_s for one in results])
-        came = max(sum(one.queries for one in results), 1)
+        latencies = np.concatenate([result.latencies_s for result in results])
+        came = max(sum(result.queries for result in results), 1)
         answered = latencies[latencies <= self.facts.services.api_timeout]
         p50, p99 = (MS_PER_S * np.quantile(answered, (0.5, 0.99))).tolist() if answered.size else (None, None)
         return ServingWay(name, month_usd, p50, p99, cold_share, max(0.0, 1 - len(answered) / came))

@@ -49,7 +49,6 @@ def account_facts(given: str | None = None, region: str | None = None) -> tuple[
 
 
 def _found(settings: Settings, region: str | None, facts: AwsFacts) -> AccountQuotas | None:
-    """Return the quotas of the account that was looked at last in a region, by default boto3's; None if none was."""
     known = _read(settings.cache_dir / FILE)
     if not known:
         return None
@@ -66,7 +65,6 @@ def _found(settings: Settings, region: str | None, facts: AwsFacts) -> AccountQu
 
 
 def _read(file: Path) -> _Found:
-    """Read what is known; a file that is not there, or was altered, says nothing."""
     try:
         found = json.loads(read_text(file, _MOST_BYTES))
     except (InputError, ValueError):

@@ -58,7 +58,6 @@ class Build:
 
     @classmethod
     def load(cls, directory: Path) -> Build:
-        """Read what `serfer deploy package` wrote; raises InputError."""
         deployment = load_deployment(directory)
         plan, template = load_packaged_plan(directory, deployment.current), load_template(directory)
         options = deployment.options
@@ -69,10 +68,10 @@ class Build:
     def target(self, account: str, partition: str = "aws", *, only: StackSettings | None = None) -> Target:
         """Return where the stacks are deployed to, or one of them, for the deployer's policy."""
         chosen = (only,) if only else self.stacks
-        boundaries = [one.parameters.get("PermissionsBoundary", "") for one in chosen]
+        boundaries = [target.parameters.get("PermissionsBoundary", "") for target in chosen]
         return Target(
-            stacks=list(dict.fromkeys(one.stack for one in chosen)),
-            regions=list(dict.fromkeys(one.region for one in chosen)),
+            stacks=list(dict.fromkeys(target.stack for target in chosen)),
+            regions=list(dict.fromkeys(target.region for target in chosen)),
             account=account,
             partition=partition,
             boundaries=sorted(set(boundaries)) if all(boundaries) else (),
@@ -278,11 +277,7 @@ def _planning(cache: Path) -> _Look:
 
 
 def _quotas(account: Account) -> AccountQuotas:
-    """Return an account's quotas, of which no API call reports the memory.
-
-    AWS raises a new account's memory and concurrency together, by how it is used: one with less concurrency than all
-    others have by default is new.
-    """
+    """No API call tells the memory: AWS raises it with concurrency, of which new accounts have less than others."""
     total = account.client("lambda").get_account_settings()["AccountLimit"]["ConcurrentExecutions"]
     functions = account.facts.functions
     new = total < functions.concurrency
@@ -446,13 +441,12 @@ def _quota(quota: _Quota, needed: int) -> _Look:
 
 
 def _limit(account: Account, quota: _Quota) -> int | None:
-    """Return the account's own value of a quota, or else AWS's default; None where neither is known."""
     client = account.client("service-quotas")
     for operation in ("list_service_quotas", "list_aws_default_service_quotas"):
         for page in client.get_paginator(operation).paginate(ServiceCode=quota.service):
-            for one in page["Quotas"]:
-                if one["QuotaName"].casefold() == quota.name.casefold():
-                    return int(one["Value"])
+            for found in page["Quotas"]:
+                if found["QuotaName"].casefold() == quota.name.casefold():
+                    return int(found["Value"])
     return None
 
 
@@ -507,11 +501,11 @@ def _permissions(account: Account, build: Build | None) -> Check:
         checked = sum(len(statement["Action"]) for statement in wanted)
     if not any(denied.values()):
         return Check("permissions", ok=True, found=f"all {checked} actions are allowed")
-    missing = "; ".join(f"{_listed(names)} for {stack}" for stack, names in denied.items() if names)
+    missing = "; ".join(f"{_shortened(names)} for {stack}" for stack, names in denied.items() if names)
     return Check("permissions", ok=False, found=f"not allowed: {missing}", remedy=_POLICY)
 
 
-def _listed(names: Sequence[str]) -> str:
+def _shortened(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
@@ -565,13 +559,12 @@ class _Simulator:
                 MaxItems=1000,
             )
             allowed |= {
-                one["EvalActionName"] for one in response["EvaluationResults"] if one["EvalDecision"] == "allowed"
+                row["EvalActionName"] for row in response["EvaluationResults"] if row["EvalDecision"] == "allowed"
             }
         return allowed
 
 
 def _source(account: Account) -> str:
-    """Return whose policies count: for a session of a role, the role, with the path that only IAM knows."""
     match = _STEP.fullmatch(account.arn)
     if match is None:
         return account.arn

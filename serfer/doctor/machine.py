@@ -24,17 +24,8 @@ from serfer.system import processors
 _TESTED = ((3, 11), (3, 14))  # from, to
 _EXPECTED = ("Linux aarch64", "Darwin arm64")
 _PACKAGES = (
-    "awslambdaric",
-    "botocore",
-    "fastapi",
-    "msgpack",
-    "numpy",
-    "onnx",
-    "onnxruntime",
-    "onnxscript",
-    "pillow",
-    "redis",
-    "uvicorn",
+    *("awslambdaric", "botocore", "fastapi", "msgpack", "numpy", "onnx", "onnxruntime", "onnxscript"),
+    *("pillow", "uvicorn"),
 )
 _OPTIONAL = (
     ("torch", "torch", "for PyTorch's modules, its CPU build first (docs/how-to/install.md; CUDA has 2.3 GB)"),
@@ -102,7 +93,7 @@ def _package(name: str) -> Check:
 def _supported(name: str) -> SpecifierSet:
     try:
         requirements = map(Requirement, importlib.metadata.requires("serfer") or ())
-        return next((each.specifier for each in requirements if canonicalize_name(each.name) == name), SpecifierSet())
+        return next((need.specifier for need in requirements if canonicalize_name(need.name) == name), SpecifierSet())
     except importlib.metadata.PackageNotFoundError:
         return SpecifierSet()
 

@@ -91,7 +91,6 @@ class ControlLoop(Loop):
         return self.hears and self.leads
 
     async def close(self) -> None:
-        """End the loop, leave the registry, and end what was controlled."""
         await self._stop()
         in_flight = [*self.duties.values(), *([self._exchanging] if self._exchanging else [])]
         if in_flight:  # threads outlive their tasks: the registry waits for what they still write
@@ -157,7 +156,6 @@ class FleetLoop(ControlLoop):
     async def _reconcile(
         self, now: float, wanted: ProvisioningPlan, busy: Collection[str], spare: Collection[str] = ()
     ) -> None:
-        """Start and stop instances until there are those that are wanted; `busy` and `spare` are as Leader has them."""
         await self._leading(now).work(now, wanted, busy, spare)
 
     def _leading(self, now: float) -> Leader:

@@ -129,7 +129,6 @@ class ObservedFleet:
 
 
 def bought_as(member: FleetMember, scenario: Scenario) -> Purchase:
-    """Return an instance's type and market: of the first type where it does not say."""
     return Purchase(member.kind or scenario.instance.name, member.market)
 
 
@@ -168,7 +167,6 @@ class Controller(FleetLoop):
         self._paid = _Paid()
 
     async def tick(self) -> None:
-        """Run one iteration; what the leader does to instances is the duty "provisioner", pings are "functions"."""
         now = self._timing.now()
         elapsed_s, self._last = now - self._last, now
         load = self._load(elapsed_s)
@@ -202,17 +200,13 @@ class Controller(FleetLoop):
             self._pool.router.budget_limiter.pay(now, usd)
 
     def _resume(self, fleet: tuple[InstanceGroup, ...]) -> None:
-        """Report to the policy, once, the instances that were on before this driver started."""
         if not self._resumed and self.state is not None:
             self._resumed = True
             if paid_for(fleet):
                 self._pool.router.policy.resume(fleet)
 
     async def _wanted(self, seen: Observation, load: DriverLoad) -> ProvisioningPlan:
-        """Decide how many instances of each type there should be: of what can be started, what may be paid for.
-
-        A policy may take seconds: meanwhile the lease is renewed, and the others go on counting this driver.
-        """
+        """A policy may take seconds: meanwhile the lease is renewed, and the others go on counting this driver."""
         seen_then = replace(seen, now_s=self._timing.unix())
         deciding = asyncio.create_task(asyncio.to_thread(self._decide, seen_then))
         try:
@@ -227,7 +221,6 @@ class Controller(FleetLoop):
             return self._pool.router.policy.observe(seen)
 
     def _act(self, now: float, wanted: ProvisioningPlan, load: DriverLoad) -> None:
-        """Begin what the leader does, unless the last of it is still in flight."""
         busy = frozenset((*load.busy, *self.view.busy))
         if not self._is_busy("provisioner"):
             begun = partial(self._reconcile, now, wanted, busy) if self.state else partial(self._find, now)
@@ -241,9 +234,9 @@ class Controller(FleetLoop):
 
     def _use(self) -> None:
         self._pool.use(
-            ServingInstance(one.name, one.url, bought, one.batch)
-            for bought, one in self._fleet.members
-            if one.state == InstanceState.SERVING and one.url and self._provisioning.admits(bought, one.url)
+            ServingInstance(member.name, member.url, bought, member.batch)
+            for bought, member in self._fleet.members
+            if member.state == InstanceState.SERVING and member.url and self._provisioning.admits(bought, member.url)
         )
 
     async def _revive(self) -> None:
@@ -269,7 +262,7 @@ class Controller(FleetLoop):
                 wanted=self.status.wanted,
                 on=self.status.on,
                 serving=self.status.serving,
-                types={str(bought): one.on for bought, one in types.items() if one.on},
+                types={str(bought): pool.on for bought, pool in types.items() if pool.on},
                 drivers=self._pool.drivers,
                 reason=wanted.reason,
             )
@@ -282,10 +275,7 @@ class _Paid:
         self._known: dict[str, tuple[float, float]] = {}  # by driver: dollars that it ever paid, and when it was seen
 
     def since(self, view: PoolView, now: float) -> float:
-        """Return what they paid since the last call; of a driver that is new or was away for an hour, in the last hour.
-
-        A driver's name is new at every start, so those that were not seen for an hour are forgotten.
-        """
+        """Of a driver that is new, or was away for an hour and so forgotten, all of the last hour counts."""
         self._known = {name: known for name, known in self._known.items() if now - known[1] < S_PER_HOUR}
         usd = 0.0
         for load in view.others:

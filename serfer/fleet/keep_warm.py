@@ -57,7 +57,6 @@ class InFlight:
         self._now = self._most = 0
 
     def take(self) -> int:
-        """Return the most at once since the last call."""
         most, self._most = self._most, self._now
         return most
 
@@ -92,7 +91,6 @@ class KeepWarm(ControlLoop):
         self._paid = paid
 
     async def tick(self) -> None:
-        """Run one iteration; pings are the duty "functions"."""
         now, own = self._timing.now(), self.in_flight.take()
         await self._exchange(DriverLoad(self._registry.driver, in_flight=own))
         unix, busy = self._timing.unix(), own + (self.view.in_flight if self.hears else 0)
@@ -102,7 +100,6 @@ class KeepWarm(ControlLoop):
             self._send(now, busy)
 
     def _learnt(self, unix: float, busy: int) -> int:
-        """Learn of queries in flight, and return for how many functions are to be warm; in a thread."""
         with self._learning:
             self._levels.observe(unix, busy)
             return self._levels.wanted(unix)

@@ -111,7 +111,6 @@ class Leader:
             raise error
 
     def _state(self, actions: Mapping[Purchase, Actions], wanted: ProvisioningPlan) -> FleetState:
-        """Return the state to publish; interruptions are counted, and logged."""
         for bought, action in actions.items():
             if action.interrupted:
                 self._interruptions[bought.kind] += action.interrupted
@@ -124,7 +123,6 @@ class Leader:
     async def _set_sizes(
         self, actions: Mapping[Purchase, Actions], wanted: ProvisioningPlan, ready: Mapping[str, bool]
     ) -> None:
-        """Bring the batch sizes of each type in line with the plan, as long as this driver leads."""
         for bought, action in actions.items():
             self._listed[bought] = action.listed
             if self._sizes is not None and self._registry.leads:

@@ -218,7 +218,6 @@ def _provisioners(
 
 
 def _label(bought: Purchase) -> str:
-    """Return what a type's processes on this machine are called: letters, digits, points and dashes."""
     word = _NOT_IN_LABELS.sub("_", bought.kind)
     if word != bought.kind:  # another type may look the same
         word += f"_{hashlib.sha256(bought.kind.encode()).hexdigest()[:6]}"
@@ -257,10 +256,7 @@ def instance_command(model: str, directory: Path, max_batch: int) -> list[str]:
 def local_instance(*options: str) -> list[str]:
     """Return the command of an instance on this machine, which ends by itself when no driver asks it for anything."""
     serve = ["instance", *options, "--host=127.0.0.1", "--port=0", "--json", "--set=log_format=json"]
-    serve += [
-        f"--keys={NONE}",
-        "--set=log_level=warning",
-    ]  # drivers' keys do not open it, and not a line for each request
+    serve += [f"--keys={NONE}", "--set=log_level=warning"]  # drivers' keys do not open it, nor is each request logged
     ends = ["--set=drain_s=0", f"--set=exit_when_idle_s={_IDLE_S:g}"]  # one that is stopped gets no more requests
     return [sys.executable, "-P", "-m", "serfer.cli.started_process", *serve, *ends]
 

@@ -184,7 +184,6 @@ class Pool:
         return served
 
     def pay_pings(self, count: int) -> None:
-        """Account for pings of functions, each at the price of a query."""
         self.router.budget_limiter.pay(self._clock(), count * self.router.scenario.serverless.usd_per_query)
         self._pay(count)
 
@@ -199,11 +198,11 @@ class Pool:
             endpoint.listed = name in members and _is_of(endpoint, members[name])
             if not endpoint.listed and not endpoint.waiting:
                 del self._endpoints[name]
-        for name, each in members.items():
+        for name, member in members.items():
             known = self._endpoints.get(name)
-            if known is None or not _is_of(known, each):
-                known = self._endpoints[name] = _Endpoint(name, self._connect(each.url), each.purchase)
-            known.batch = each.batch
+            if known is None or not _is_of(known, member):
+                known = self._endpoints[name] = _Endpoint(name, self._connect(member.url), member.purchase)
+            known.batch = member.batch
 
     def take_stats(self) -> DriverStats:
         images, self._images = self._images, 0

@@ -43,7 +43,7 @@ def split_specs(text: str) -> list[tuple[str | None, str]]:
     urls = [url for _, spec in parts if spec.startswith("static:") for url in _urls(spec.partition(":")[2])]
     for several in (groups, urls):
         if len(set(several)) < len(several):
-            twice = next(one for one in several if several.count(one) > 1)
+            twice = next(kind for kind in several if several.count(kind) > 1)
             raise UsageError(f"--instances {_shown(twice)} is given for two types: each has instances of its own")
     if len(urls) > _MAX_URLS:
         raise UsageError(f"--instances static: {len(urls)} addresses, at most {_MAX_URLS} can be used")
@@ -110,13 +110,11 @@ def open_provisioner(
     registry: Path | None = None,
     label: str = LOCAL,
     boot_delay_s: float = 0.0,
-    region: str | None = None,
-    port: int = PORT,
 ) -> Provisioner:
     """Return the provisioner that a spec of `--instances` names; nothing is started, and no request to AWS is sent yet.
 
-    `local` takes `command`, `registry`, `label` and `boot_delay_s` (LocalProvisioner), `ec2:GROUP` takes `region`, by
-    default boto3's, and `port`. Raises UsageError for a spec that is none of these.
+    `local` takes `command`, `registry`, `label` and `boot_delay_s` (LocalProvisioner). Raises UsageError for a spec
+    that is none of these.
     """
     kind, _, argument = spec.partition(":")
     if spec == LOCAL:
@@ -132,7 +130,7 @@ def open_provisioner(
             raise UsageError(f"--instances {_shown(spec)}: there should be an Auto Scaling group's name behind ec2:")
         from serfer.fleet.provisioners.auto_scaling import AutoScalingProvisioner  # noqa: PLC0415 - the only one that needs boto3
 
-        return AutoScalingProvisioner(argument, region=region, port=port)
+        return AutoScalingProvisioner(argument, PORT)
     raise UsageError(f"--instances {_shown(spec)}: {_WANTED}")
 
 
@@ -175,5 +173,4 @@ def _is_address(url: str) -> bool:
 
 
 def _shown(text: str) -> str:
-    """Return a value for an error message, without a password."""
     return repr(_PASSWORD.sub("//", text)[:80])

@@ -110,7 +110,7 @@ class Reconciler:
         stop = tuple(member.name for member in members if self._may_stop(member.name, now, busy))
         for name in stop:
             self._known[name].asked_to_stop = now
-        return Actions(start, stop, tuple(self._listed(member) for member in members), self._interrupted)
+        return Actions(start, stop, tuple(self._fleet_member(member) for member in members), self._interrupted)
 
     def _look(self, now: float, members: Sequence[Member], ready: Mapping[str, bool]) -> None:
         self._compare(now, [member.name for member in members])
@@ -194,7 +194,7 @@ class Reconciler:
         idle = name not in busy and left_s >= _LEAVE_S
         return known.broken or not known.was_ready or idle or left_s > _DRAIN_S
 
-    def _listed(self, member: Member) -> FleetMember:
+    def _fleet_member(self, member: Member) -> FleetMember:
         bought = self.purchase
         return FleetMember(member.name, member.url, self._state(member.name), bought.kind, bought.market)
 

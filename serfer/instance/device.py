@@ -74,7 +74,6 @@ class Device:
         return sum(engine.held_bytes for engine in self._engines)
 
     def join(self, engine: Sharer) -> None:
-        """Compute for an engine from now on."""
         self._engines.append(engine)
 
     async def leave(self, engine: Sharer) -> None:

@@ -201,7 +201,6 @@ class Engine:
             raise UnavailableError(_CLOSING)
 
     def _check_room(self, query: QueuedQuery, batch: NDArray[Any]) -> None:
-        """Refuse a query that would be late, or for which there is no memory."""
         self._check_open()
         more = query.images * batch[0].size * FLOAT_BYTES
         if self._device.held_bytes + more > self._device.most_held and self.waiting:

@@ -125,7 +125,6 @@ def measure_networks(
 def _cautioned(
     name: str, measured: NetworkMeasurement, measured_on: tuple[str, ...] | None, here: Callable[[str], tuple[str, ...]]
 ) -> NetworkMeasurement:
-    """Warn of a network in 8 bits whose recorded accuracy is that of another processor, and note it."""
     if measured.precision != "int8" or measured_on is None:
         return measured
     why = caution(measured_on, here(measured.device))
@@ -148,7 +147,6 @@ def open_instance(measured: MeasuredNetworks, settings: Settings, loop: LoopThre
 
 
 def _bound(choices: InstanceChoices, plans: Mapping[str, Plan]) -> int | None:
-    """Return how many bytes networks may take; refuses those whose weights alone are more."""
     if choices.memory_mb is None and len(plans) == 1:
         return None
     device = prepared_device(choices.hardware.device)
@@ -164,7 +162,6 @@ def _bound(choices: InstanceChoices, plans: Mapping[str, Plan]) -> int | None:
 
 
 def _check_fits(name: str, measured: NetworkMeasurement, bound: int | None, others: list[NetworkMeasurement]) -> None:
-    """Refuse a network that does not fit, alone or beside others that are to stay."""
     if bound is None:
         return
     if measured.load_size > bound:

@@ -64,11 +64,9 @@ class LocalServer(ABC):
         """Return whether our server answers, and not another one that listens at its port."""
 
     def _start(self) -> str | None:
-        """Start the server at `_port`; return None once it answers, or its output."""
         raise NotImplementedError
 
     def _start_at(self, port: int) -> None:
-        """Start at a port, or at any free one (0); raises UnavailableError where that fails."""
         for tries_left in reversed(range(1 if port else _TRIES)):
             self._port = port or free_port()
             output = self._start()
@@ -82,13 +80,12 @@ class LocalServer(ABC):
     def _spawn(
         self, command: Sequence[str], config: str = "", variables: Mapping[str, str] | None = None
     ) -> str | None:
-        """Start a server that reads `config` from standard input; returns None once it answers, or its output."""
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the server
         with tempfile.TemporaryFile() as file:  # it has no name: nothing shows a password in it
             file.write(config.encode())
             file.seek(0)
             self._process = subprocess.Popen(  # noqa: S603 - the command is ours
-                dying_with_me(*command),
+                dying_with_me(*command, deaf=True),
                 stdin=file,
                 stdout=self._log,
                 stderr=subprocess.STDOUT,
@@ -104,7 +101,6 @@ class LocalServer(ABC):
         return output or "no output"
 
     def _comes_up(self) -> bool:
-        """Wait until our server answers (True), or has ended or overrun its time (False)."""
         deadline = time.monotonic() + self.READY_S
         while time.monotonic() < deadline:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -135,7 +131,7 @@ def free_ports(count: int) -> list[int]:
         return [probe.getsockname()[1] for probe in probes]
 
 
-def listen(host: str, port: int, backlog: int = 128) -> socket.socket:
+def listen(host: str, port: int, backlog: int = 2048) -> socket.socket:
     """Return a listening socket; raises UnavailableError that names --host or --port."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

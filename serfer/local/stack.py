@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -21,20 +22,18 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from serfer.core.errors import UnavailableError
-from serfer.core.retry import Backoff
 from serfer.local.die_with_parent import dying_with_me
 from serfer.local.lambda_.process import LogTail, WorkerProcess, exit_reason
 from serfer.local.lambda_.service import LambdaService
 from serfer.local.server import LocalServer
 from serfer.local.servers.balancer import Balancer
 from serfer.local.servers.redis import RedisServer
+from serfer.local.supervisor import INHERITED, Restarts, ServingState
 
 FEW = 1024
 """Below this a stack of drivers, functions and their clients runs out under an ordinary load."""
 DRAIN_S = 2.0  # that a driver goes on taking requests: the balancer turns away from it within one
-RESTARTS = Backoff(base=0.2, longest=10.0)  # s
 _FINISH_S = 900.0
-_STEADY_S = 30.0  # after which an end counts as the first one again
 _QUIET_S = 300.0  # for a driver to come up
 
 
@@ -42,7 +41,7 @@ class DriverProcess:
     """Runs `command` and `--port`, a `serfer serve --json`, on the running loop, and starts it again when it ends.
 
     The process sees `variables` and nothing else of an environment. `on_line` gets every line that it writes, `say` one
-    whenever it has ended or is back.
+    and its level of logging whenever it has ended or is back.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class DriverProcess:
         command: Sequence[str],
         variables: Mapping[str, str],
         on_line: Callable[[str], None],
-        say: Callable[[str], None],
+        say: Callable[[str, int], None],
     ) -> None:
         self.name = name
         self.url = ""  # once it listens
@@ -61,6 +60,7 @@ class DriverProcess:
         self._say = say
         self._loop = asyncio.get_running_loop()
         self._process: WorkerProcess | None = None
+        self._state: ServingState
         self._early: list[str] = []  # lines before it first listened
         self._listening: asyncio.Future[None] = self._loop.create_future()
         self._stopping = asyncio.Event()
@@ -87,8 +87,7 @@ class DriverProcess:
         """Ask the process to drain and exit, and wait until nothing is left of it; a cancelled caller kills it."""
         self._stopping.set()
         if self._process is not None:
-            with suppress(ProcessLookupError):
-                os.kill(self._process.pid, signal.SIGTERM)
+            self._state.pass_on(signal.SIGTERM, self._process.pid)
         try:
             if self._running is not None:
                 await asyncio.shield(self._running)
@@ -101,13 +100,12 @@ class DriverProcess:
             self._process.kill()
 
     async def _keep_running(self) -> None:
-        """Run the process until it is to stop; the pause grows with each end that follows another soon."""
-        ends = 0
+        restarts = Restarts()
         while not self._stopping.is_set():
             since = self._loop.time()
             try:
-                status = await self._run()
-                problem, first = f"has ended ({_reason(status)})", f"{self.name}: {self._last or exit_reason(status)}"
+                status, problem = await self._run(restarts.count)
+                first = f"{self.name}: {self._last or exit_reason(status)}"
             except OSError as error:  # of descriptors, memory or processes, there may be more later
                 problem = f"could not be started ({error.strerror})"
                 first = f"{self.name} cannot be started: {error.strerror}"
@@ -116,21 +114,25 @@ class DriverProcess:
                 return
             if self._stopping.is_set():
                 return
-            ends = 1 if self._loop.time() - since > _STEADY_S else ends + 1
-            wait_s = RESTARTS.wait(ends)
-            self._say(f"{self.name} {problem}: it is started again in {wait_s:g} s")
+            wait_s = restarts.pause_s(self._loop.time() - since)
+            self._say(f"{self.name} {problem}: it is started again in {wait_s:g} s", logging.WARNING)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), wait_s)
 
-    async def _run(self) -> int:
+    async def _run(self, restarts: int) -> tuple[int, str]:
         ended: asyncio.Future[int] = self._loop.create_future()
         command = dying_with_me(*self._command, "--port", str(self.port))
         log = LogTail(self._read_line)
-        self._process = WorkerProcess(command, cwd=Path.cwd(), env=self._variables, log=log, on_exit=ended.set_result)
-        try:
-            return await ended
-        finally:
-            self._process = None
+        with ServingState.made(restarts) as self._state:
+            state = self._state.descriptor
+            known = {**self._variables, INHERITED: str(state)}
+            self._process = WorkerProcess(
+                command, cwd=Path.cwd(), env=known, log=log, on_exit=ended.set_result, keeps=[state]
+            )
+            try:
+                return (status := await ended), self._state.reason(status)
+            finally:
+                self._process = None
 
     @property
     def _last(self) -> str:
@@ -144,7 +146,7 @@ class DriverProcess:
             if url is None:
                 self._on_line(line)
             else:
-                self._say(f"{self.name} is back at {url}")
+                self._say(f"{self.name} is back at {url}", logging.INFO)
         elif url is None:
             self._early.append(line)
         else:
@@ -157,7 +159,7 @@ class Stack:
     """Drivers and their balancer before a started Lambda service; there may be none, nor a `store` that is embedded.
 
     `command` with `variables` starts each of `drivers` drivers, which gets about `requests` at the same time at most.
-    `say` is called with what happened, `on_line` with the drivers' lines.
+    `say` is called with what happened and its level of logging, `on_line` with the drivers' lines.
     """
 
     def __init__(
@@ -168,7 +170,7 @@ class Stack:
         service: LambdaService | None,
         store: RedisServer | None,
         *,
-        say: Callable[[str], None],
+        say: Callable[[str, int], None],
         on_line: Callable[[str], None],
     ) -> None:
         self._service = service
@@ -235,20 +237,21 @@ class Stack:
 
     async def _guard(self, name: str, server: LocalServer) -> None:
         """Start a server again whenever it ends; later, where there are no descriptors or processes to be had."""
-        tries = 0
+        failed: Restarts | None = None
         while True:
             try:
-                if not tries:
+                if failed is None:
                     await _end_of(server.pid)
                 server.restart()
             except OSError as error:
-                tries += 1
-                wait_s = RESTARTS.wait(tries)
-                self._say(f"the {name} has ended and cannot be started ({error.strerror}): again in {wait_s:g} s")
+                failed = failed or Restarts()
+                wait_s = failed.pause_s(0.0)
+                problem = f"has ended and cannot be started ({error.strerror}): again in {wait_s:g} s"
+                self._say(f"the {name} {problem}", logging.WARNING)
                 await asyncio.sleep(wait_s)
             else:
-                tries = 0
-                self._say(f"the {name} had ended and is back")
+                failed = None
+                self._say(f"the {name} had ended and is back", logging.WARNING)
 
 
 async def _end_of(pid: int) -> None:
@@ -262,14 +265,7 @@ async def _end_of(pid: int) -> None:
         os.close(pidfd)
 
 
-def _reason(status: int) -> str:
-    if status >= 0:
-        return f"exit code {status}"
-    return f"signal: {(signal.strsignal(-status) or str(-status)).lower()}"
-
-
 def _listens_at(line: str) -> str | None:
-    """Return the URL in the line that `serfer serve --json` writes once it listens, None for any other."""
     if not line.startswith('{"url": "'):
         return None
     try:

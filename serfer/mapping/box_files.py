@@ -58,17 +58,10 @@ def _write_geojson(out: TextIO, boxes: Boxes, image: BoxedImage) -> None:
         rings = _rings(some.corners, image)
         rows = zip(rings.tolist(), some.corners.tolist(), some.scores.tolist(), some.classes.tolist(), strict=True)
         for number, (ring, corners, score, index) in enumerate(rows, start):
-            feature = {
-                "type": "Feature",
-                "id": number + 1,
-                "geometry": {"type": "Polygon", "coordinates": [ring]},
-                "properties": {
-                    "class": index,
-                    "label": image.label(index),
-                    "score": round(score, _SCORE),
-                    "box": [round(side, _PIXELS) for side in corners],
-                },
-            }
+            said = {"class": index, "label": image.label(index), "score": round(score, _SCORE)}
+            said["box"] = [round(side, _PIXELS) for side in corners]
+            feature = {"type": "Feature", "id": number + 1, "geometry": {"type": "Polygon", "coordinates": [ring]}}
+            feature["properties"] = said
             out.write(f"{',' if number else ''}\n{_plain(feature)}")
     out.write("\n]}\n")
 
@@ -76,13 +69,11 @@ def _write_geojson(out: TextIO, boxes: Boxes, image: BoxedImage) -> None:
 def _rings(corners: NDArray[np.float64], image: BoxedImage) -> NDArray[np.float64]:
     left, top, right, bottom = corners.T
     points = np.stack([left, top, left, bottom, right, bottom, right, top, left, top], axis=1).reshape(-1, 5, 2)
-    if image.geographic:
-        assert image.georeference.transform is not None  # noqa: S101 - as it says
-        assert image.georeference.crs is not None  # noqa: S101 - same
+    if (crs := image.georeference.crs) is not None and image.georeference.transform is not None:
         a, b, c, d, e, f = image.georeference.transform
         cols, rows = points[..., 0], points[..., 1]
         places = np.stack([a * cols + b * rows + c, d * cols + e * rows + f], axis=-1)
-        points = longitude_latitude(image.georeference.crs, places.reshape(-1, 2)).reshape(-1, 5, 2)
+        points = longitude_latitude(crs, places.reshape(-1, 2)).reshape(-1, 5, 2)
     x, y = points[:, :, 0], points[:, :, 1]
     doubled = (x[:, :-1] * y[:, 1:] - x[:, 1:] * y[:, :-1]).sum(axis=1)
     turned = np.where(doubled[:, None, None] < 0, points[:, ::-1], points)

@@ -28,10 +28,7 @@ _MOST_LEVEL = 40
 
 
 def without_overlaps_by_cells(boxes: Boxes, max_iou: float) -> _Indices:
-    """Return the indices of the boxes, which are in order, best first, that `without_overlaps` keeps of all of them.
-
-    Memory is that of the boxes and of a bounded number of pairs; time grows with the pairs that are near each other.
-    """
+    """Return what `without_overlaps` keeps of boxes in order, best first, in bounded memory beside theirs."""
     if max_iou >= 1 or not len(boxes):
         return np.arange(len(boxes))
     grids, dropped = _Grids(boxes, max_iou), np.zeros(len(boxes), bool)
@@ -84,7 +81,6 @@ class _Grids:
         return _numbers(self.boxes.classes[indices], _cell(centres[:, 1], level), _cell(centres[:, 0], level))
 
     def near(self, block: _Indices) -> int:
-        """Return how many pairs of a box of the block and one of the grids are compared."""
         return sum(int((last - first).sum()) for _, _, first, last in self._ranges(block))
 
     def pairs(self, block: _Indices) -> Iterator[tuple[_Indices, _Indices]]:

@@ -15,13 +15,15 @@ from serfer.core.crc32c import crc32c
 from serfer.core.detections import Boxes
 from serfer.core.errors import AlteredPieceError, PlanError, UsageError
 from serfer.core.frame_decoder import COLUMNS, FrameDecoder, Head
-from serfer.core.plan import DetectionHead, MapBoxes, Plan
+from serfer.core.geometry import Rect
+from serfer.core.plan import DetectionHead, Plan
 from serfer.core.zarr import CRC_BYTES, ChunkedArray
 from serfer.mapping.box_files import BoxedImage, write_boxes
 from serfer.mapping.box_grid import without_overlaps_by_cells
 from serfer.mapping.options import MapOptions
-from serfer.mapping.output import FormTarget, ResultForm
+from serfer.mapping.output import ResultForm
 from serfer.mapping.report import MapResult
+from serfer.mapping.steps import MappedImage
 from serfer.plan_directory import file_sha256
 from serfer.raster import RasterSource, ResultParts, check_free, publish
 
@@ -31,8 +33,21 @@ MOST_CANDIDATES = 2_000_000
 """Candidate boxes of an image at most: 112 MB."""
 
 
-def head_of(boxes: MapBoxes, options: MapOptions) -> DetectionHead:
-    head = boxes.head
+def form_and_head(mapped: MappedImage) -> tuple[ResultForm, DetectionHead]:
+    """Return the form of the finest map of a detector's heads, and the plan's head; raises UsageError."""
+    plan, views = mapped.plan, mapped.windows
+    if plan.boxes is None:
+        raise UsageError(
+            "the plan's network gives maps and no boxes; of a detector make it with serfer map-plan --output boxes; "
+            "for maps name another suffix, or leave boxes out"
+        )
+    if mapped.options.one_file or mapped.options.dtype is not None:
+        raise UsageError("one_file and dtype are for maps, not for boxes")
+    finest = min(range(len(plan.output_tensors)), key=lambda number: views.of_output(number).rows.step)
+    return ResultForm.of(mapped, [finest]), plan.boxes.head
+
+
+def head_of(head: DetectionHead, options: MapOptions) -> DetectionHead:
     return replace(
         head,
         min_score=head.min_score if options.min_score is None else options.min_score,
@@ -41,7 +56,6 @@ def head_of(boxes: MapBoxes, options: MapOptions) -> DetectionHead:
 
 
 def decoder_of(plan: Plan, directory: Path) -> FrameDecoder:
-    """Open the decoder of a map plan's directory; raises PlanError where it is not the plan's."""
     import onnxruntime  # noqa: PLC0415 - takes a while, and most maps have no boxes
 
     boxes = plan.boxes
@@ -83,19 +97,18 @@ class BoxFile:
         check_free(self.out, overwrite=overwrite or self.overwrite)
 
     def space(self, _parts: ResultParts) -> str | None:
-        """Return nothing: boxes take little room."""
         return None
 
-    def target(self, parts: ResultParts) -> BoxTarget:
-        assert isinstance(parts, BoxParts)  # noqa: S101 - as `open` returns them
-        return BoxTarget(self.form, parts, self.decoder(), self.head.min_score)
+    @property
+    def window_form(self) -> BoxForm:
+        return BoxForm(self.form, self.decoder(), self.head.min_score)
 
     def write(
         self, out: str, parts: ResultParts, source: RasterSource, size: tuple[int, int], *, overwrite: bool
     ) -> int:
         """Choose among all boxes of an image of a size, write those that are kept, and return how many these are."""
         assert isinstance(parts, BoxParts)  # noqa: S101 - as `open` returns them
-        boxes = chosen(parts, self.head, size)
+        boxes = chosen([parts.table(number) for number in range(parts.count)], self.head, size)
         image = BoxedImage(Path(source.name).name, *size, self.labels, source.georeference)
         publish(
             out, parts, lambda file: write_boxes(file, self.suffix, boxes, image), overwrite=overwrite or self.overwrite
@@ -107,33 +120,39 @@ class BoxFile:
 
 
 @dataclass(frozen=True)
-class BoxTarget(FormTarget):
-    """Keeps the candidate boxes of windows."""
+class BoxForm:
+    """The candidate boxes of windows, tables (K, COLUMNS); `form` says which of a window's pixels are empty."""
 
-    parts: BoxParts
+    form: ResultForm
     decoder: FrameDecoder
     min_score: float
 
-    def keep(self, number: int, outputs: Mapping[str, NDArray[Any]], _empty: NDArray[np.bool_] | None) -> None:
+    def covered(self, number: int, size: Size) -> Rect:
+        return self.form.covered(number, size)
+
+    def empty(self, missing: NDArray[np.bool_], read: Rect, number: int) -> NDArray[np.bool_]:
+        return self.form.empty(missing, read, number)
+
+    def part(
+        self, number: int, outputs: Mapping[str, NDArray[Any]], _empty: NDArray[np.bool_] | None
+    ) -> NDArray[np.float64]:
         windows = self.form.windows
         written = windows[number].written
         origin = round(written.rows.start * windows.rows.step), round(written.cols.start * windows.cols.step)
         maps = {head.name: outputs[head.name] for head in self.decoder.heads}
-        size = windows.rows.size, windows.cols.size
-        self.parts.put_table(number, self.decoder.candidates(maps, origin, size, self.min_score))
+        return self.decoder.candidates(maps, origin, (windows.rows.size, windows.cols.size), self.min_score)
 
-    def keep_empty(self, number: int) -> None:
-        self.parts.put_table(number, np.empty((0, COLUMNS)))
+    def empty_part(self, _number: int) -> NDArray[np.float64]:
+        return np.empty((0, COLUMNS))
 
 
-def chosen(parts: BoxParts, head: DetectionHead, size: tuple[int, int]) -> Boxes:
-    """Return the boxes of an image, best first, that no better one overlaps, within an image of a size.
+def chosen(tables: list[NDArray[Any]], head: DetectionHead, size: tuple[int, int]) -> Boxes:
+    """Return the boxes of an image, best first, that no better one overlaps; of equal scores the detector's first.
 
-    Of equal scores the one that comes first in the detector's order is better.
+    The list of `tables`, the candidates of all windows in any order, is emptied: they are in memory once.
     """
-    tables = [parts.table(number) for number in range(parts.count)]
     table = np.concatenate(tables)
-    del tables
+    tables.clear()
     table = table[np.lexsort((table[:, 6], -table[:, 4]))]
     boxes = Boxes(table[:, :4], table[:, 4], table[:, 5].astype(np.int64))
     boxes = boxes[without_overlaps_by_cells(boxes, head.max_iou)]
@@ -151,7 +170,7 @@ class BoxParts(ResultParts):
         edges = [[*axis.edges] for axis in (array.rows, array.cols)]
         return {"zarr_format": 3, "node_type": "group", "attributes": {"serfer": {"boxes": COLUMNS, "edges": edges}}}
 
-    def put_table(self, number: int, table: NDArray[np.float64]) -> None:
+    def put(self, number: int, table: NDArray[Any]) -> None:
         if self.kept_bytes() + table.nbytes > MOST_CANDIDATES * _ROW_BYTES:
             raise UsageError(
                 f"more than {MOST_CANDIDATES:,} boxes have at least the least score: give a higher min_score, with "

@@ -55,10 +55,7 @@ class NotComparedError(PlanError):
 
 
 def whole_of(plan: Plan, directory: Path) -> Whole:
-    """Open a map plan's unsplit.onnx; raises NotComparedError where it is not there, or is not the plan's.
-
-    What is returned raises it as well, where the network does not run: for want of memory, say.
-    """
+    """Open a map plan's unsplit.onnx; that, and what is returned, raises NotComparedError where it does not run."""
     import onnxruntime  # noqa: PLC0415 - takes a while
 
     path = directory / plan.unsplit.path
@@ -95,11 +92,7 @@ def _naming_failure() -> Iterator[None]:
 def compare(
     job: Job, parts: Sequence[ResultParts], windows: Windows, whole: Callable[[], Whole], statistics: _Array | None
 ) -> MapComparison:
-    """Compare what is kept of an image with the network on parts of it, for about MOST_S seconds.
-
-    `statistics` of the whole image are None where they are not known. Raises what reading the image or the parts
-    raises.
-    """
+    """Compare what is kept of an image with the network on parts of it, for about MOST_S seconds."""
     started = time.monotonic()
     try:
         outputs = [*_outputs(job, parts)]
@@ -149,7 +142,7 @@ def _places(job: Job, windows: Windows, statistics: _Array | None) -> Sequence[R
 
 
 def _read_part(job: Job, place: Rect) -> tuple[_Array, NDArray[np.bool_] | None]:
-    pixels, masked = job.source.read_masked(place) if job.gaps.mask else (job.source.read(place), None)
+    pixels, masked = job.source.read_masked(place)
     hidden = job.gaps.missing(pixels, masked)[0] if job.gaps.possible else None
     taken = replace(job.input, bytes_as_they_are=False)  # normalised here, whatever workers do
     return taken.batch(pixels, hidden if hidden is not None and hidden.any() else None), hidden

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from threading import Event, Lock, Thread
 from typing import Any, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.errors import (
@@ -21,76 +20,39 @@ from serfer.core.errors import (
     UnavailableError,
     UsageError,
 )
-from serfer.core.geometry import Rect, Span
-from serfer.core.passes import window_statistics
-from serfer.core.plan.windows import ImageWindow, ImageWindows
-from serfer.drivers.driver import RequestContext
+from serfer.core.plan.windows import ImageWindow
 from serfer.interrupts import signals_held
 from serfer.mapping.estimate import WindowPrices
-from serfer.mapping.input import WindowInput
-from serfer.mapping.kept_maps import KeptInput
-from serfer.mapping.no_data import Gaps
 from serfer.mapping.report import WindowFailure
+from serfer.mapping.steps import MapStep, WindowQuery
 from serfer.offline.gate import OfflineGate
 from serfer.pipeline.blocking import Pipeline
 from serfer.pipeline.result import Result
-from serfer.raster import RasterSource
 
-DEADLINE_S = 900.0
-"""Seconds that a window may take, with what it waits for other queries."""
 _TICK_S = 0.25
 _LEAST_FAILURES = 16
 
 
-class MapTarget(Protocol):
-    """What keeps what windows give, by their numbers; several threads may keep at once."""
+class WindowParts(Protocol):
+    """What keeps the parts that windows give, by their numbers; several threads may put at once."""
 
-    def covered(self, number: int, size: tuple[int, int]) -> Rect: ...
-
-    def empty(self, missing: NDArray[np.bool_], read: Rect, number: int) -> NDArray[np.bool_]:
-        """Return which of a window's pixels have no data, where `missing` ones of `read`, all they cover, have none."""
-        ...
-
-    def keep(self, number: int, outputs: Mapping[str, NDArray[Any]], empty: NDArray[np.bool_] | None) -> None: ...
-
-    def keep_empty(self, number: int) -> None: ...
+    def put(self, number: int, values: NDArray[Any]) -> None: ...
 
 
 @dataclass(frozen=True)
 class MapTask:
     """One image to be mapped, or to be passed over before that, and everything that this takes.
 
-    `statistics` are those of the whole image that its windows take, `number` that of the pass, None for the map. With
-    `kept` windows read maps of earlier passes in place of the image.
+    What the step's forms make goes into `parts`, in their order.
     """
 
     pipeline: Pipeline
-    source: RasterSource
-    windows: ImageWindows
-    input: WindowInput
-    gaps: Gaps
-    targets: Sequence[MapTarget]
+    step: MapStep
+    parts: Sequence[WindowParts]
     prices: WindowPrices
     spending: Spending
     gate: OfflineGate
     concurrency: int
-    statistics: bytes = b""
-    number: int | None = None
-    kept: KeptInput | None = None
-
-    @property
-    def reads_image(self) -> bool:
-        return self.kept is None or self.kept.with_image
-
-    @property
-    def looks_for_gaps(self) -> bool:
-        """Whether pixels without data matter: to what windows read of the image, or to the result."""
-        return self.gaps.possible and (self.reads_image or self.number is None)
-
-    def vector(self, window: ImageWindow) -> bytes:
-        plan = self.pipeline.plan.windows
-        statistics = self.statistics if self.number is None else window_statistics(self.statistics, window)
-        return plan.vector(statistics, window) if plan else b""
 
 
 @dataclass
@@ -171,7 +133,6 @@ class Engine:
                 self._task.gate.leave()
 
     def _may_start(self) -> bool:
-        """Wait until the gate lets a window pass; return whether it does before there is none left."""
         gate = self._task.gate
         while not gate.try_enter():
             if self._stop.is_set() or not self._numbers:
@@ -184,7 +145,7 @@ class Engine:
             if self._stop.is_set() or not self._numbers:
                 return None
             number = self._numbers.popleft()
-            window = self._task.windows[number]
+            window = self._task.step.windows[number]
             usd = self._task.prices.of(window.tile).usd
             if not self._task.spending.reserve(usd):
                 self.outcome.over_ceiling = True
@@ -193,23 +154,22 @@ class Engine:
             return number, window, usd
 
     def _compute(self, number: int, window: ImageWindow, usd: float) -> None:
-        task = self._task
-        taken = None
+        task, step = self._task, self._task.step
+        query = None
         try:
-            taken = self._input(number, window)
+            query = step.query(number)
         except (ImageError, UnavailableError, AlteredPieceError) as error:
             self._failed(number, window, error)
             return
         finally:
-            if taken is None or taken.batch is None:
+            if query is None or query.batch is None:
                 task.spending.release(usd)
-        if taken.batch is None:
-            for target in task.targets:
-                target.keep_empty(number)
-            self._count_done(None)
+        self._count_missing(query)
+        if query.batch is None:
+            self._keep(number, step.parts(number, query), None)
             return
         try:
-            result = self._query(taken.batch, window, usd)
+            result = self._query(query.batch, number, usd)
         except (PlanError, UsageError):
             raise
         except LambdaThrottledError as error:
@@ -218,58 +178,22 @@ class Engine:
         except SerferError as error:
             self._failed(number, window, error)
             return
-        outputs: Mapping[str, NDArray[Any]] = result.outputs
-        if task.number is None and window.made != window.written:  # of a plan for images of any size
-            outputs = {
-                name: values[..., *task.windows.of_output(place)[number].kept]
-                for place, (name, values) in enumerate(outputs.items())
-            }
-        for place, target in enumerate(task.targets):
-            target.keep(number, outputs, None if taken.empty is None else taken.empty[place])
-        self._count_done(result.report.latency_ms)
+        self._keep(number, step.parts(number, query, result.outputs), result.report.latency_ms)
 
-    def _input(self, number: int, window: ImageWindow) -> _Input:
-        task, image, empty = self._task, None, None
-        if task.reads_image or task.looks_for_gaps:
-            looked_at = self._looked_at(number) if task.looks_for_gaps else window.read
-            pixels, masked = self._read_window(looked_at)
-            missing = self._missing(number, pixels, masked, looked_at) if task.looks_for_gaps else None
-            empty = None if missing is None else [target.empty(missing, looked_at, number) for target in task.targets]
-            if empty is not None and all(mask.all() for mask in empty):
-                return _Input(None, empty)
-            if task.reads_image:
-                seen = window.read.within(looked_at).slices
-                hidden = None if missing is None or not missing[seen].any() else missing[seen]
-                image = task.input.batch(pixels[:, *seen], hidden)
-        return _Input(image if task.kept is None else task.kept.batch(window, image), empty)
+    def _keep(self, number: int, values: Sequence[NDArray[Any]], latency_ms: float | None) -> None:
+        for parts, part in zip(self._task.parts, values, strict=True):
+            parts.put(number, part)
+        self._count_done(latency_ms)
 
-    def _looked_at(self, number: int) -> Rect:
-        covered = [target.covered(number, self._task.source.size) for target in self._task.targets]
-        return Rect(_hull([rect.rows for rect in covered]), _hull([rect.cols for rect in covered]))
-
-    def _read_window(self, rect: Rect) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
-        source = self._task.source
-        return source.read_masked(rect) if self._task.gaps.mask else (source.read(rect), None)
-
-    def _missing(
-        self, number: int, pixels: NDArray[Any], masked: NDArray[np.bool_] | None, looked_at: Rect
-    ) -> NDArray[np.bool_] | None:
-        """Return which pixels hold no data, None for none, and count those that are the window's own."""
-        missing, partly = self._task.gaps.missing(pixels, masked)
-        own = self._task.windows.own(number).within(looked_at).slices
-        counts = [0 if mask is None else int(mask[own].sum()) for mask in (missing, partly)]
+    def _count_missing(self, query: WindowQuery) -> None:
         with self._guard:
-            self.outcome.missing += counts[0]
-            self.outcome.partly_missing += counts[1]
-        return missing if missing.any() else None
+            self.outcome.missing += query.missing
+            self.outcome.partly_missing += query.partly_missing
 
-    def _query(self, batch: Any, window: ImageWindow, usd: float) -> Result:  # noqa: ANN401 - an array
+    def _query(self, batch: NDArray[Any], number: int, usd: float) -> Result:
         task = self._task
         try:
-            context = RequestContext(
-                window=window.tile, background=True, statistics=task.vector(window), levels=task.input.levels
-            )
-            query = task.pipeline.submit(batch, deadline_s=DEADLINE_S, context=context)
+            query = task.step.submit(task.pipeline, number, batch)
             with self._guard:
                 self._queries.add(query)
                 stopped = self._stop.is_set() and self._error is not None
@@ -299,7 +223,7 @@ class Engine:
                 self.outcome.latencies_ms.append(latency_ms)
 
     def _failed(self, number: int, window: ImageWindow, error: SerferError) -> None:
-        in_pass = self._task.number
+        in_pass = self._task.step.number
         place = window.written if in_pass is None else window.read
         rows, cols = place.rows, place.cols
         failure = WindowFailure(number, (rows.start, rows.stop), (cols.start, cols.stop), str(error), in_pass)
@@ -333,18 +257,6 @@ def _until_ended(threads: Sequence[Thread]) -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True)
-class _Input:
-    """A window's batch, None where no part of its results has data, and which pixels of these have none."""
-
-    batch: NDArray[Any] | None
-    empty: list[NDArray[np.bool_]] | None
-
-
-def _hull(spans: Sequence[Span]) -> Span:
-    return Span(min(span.start for span in spans), max(span.stop for span in spans))
-
-
 @dataclass
 class Spending:
     """Counts dollars against a ceiling; what is in flight counts with what its window is predicted to cost, or more.
@@ -361,12 +273,10 @@ class Spending:
 
     @property
     def measured(self) -> tuple[float, float]:
-        """Dollars of what was measured so far, and what was predicted for that."""
         with self._guard:
             return self._measured, self._settled
 
     def reserve(self, predicted: float) -> bool:
-        """Take a window's dollars, if what is spent and in flight stays below the ceiling with them."""
         with self._guard:
             factor = max(1.0, self._measured / self._settled) if self._settled else 1.0
             if self.ceiling is not None and self.spent + (self._in_flight + predicted) * factor > self.ceiling:

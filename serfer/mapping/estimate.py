@@ -70,7 +70,7 @@ class WindowPrices:
 
     def __init__(self, plan: Plan, facts: AwsFacts) -> None:
         self._plan, self._facts = plan, facts
-        self._known: dict[int, WindowPrice] = {}
+        self._prices: dict[int, WindowPrice] = {}
 
     @cached_property
     def _platform(self) -> Platform:
@@ -78,7 +78,7 @@ class WindowPrices:
         return Platform.over(self._facts, self._plan.store)
 
     def of(self, tile: int) -> WindowPrice:
-        if tile not in self._known:
+        if tile not in self._prices:
             query = self._placed(query_plan(self._plan, tile))
             if self._plan.windows and self._plan.windows.reads_of(tile):  # float32 in place of an image of 8 bits
                 query = replace(query, input=replace(query.input, channels=FLOAT_BYTES * query.input.channels))
@@ -86,8 +86,8 @@ class WindowPrices:
             cold = price.cold_starts[0].seconds
             memory, facts = self._plan.stages[0].memory_mb, self._facts.functions
             cold_usd = invocation_usd(memory, cold * MS_PER_S, facts) - facts.price_request
-            self._known[tile] = WindowPrice(price.stages[0].seconds, price.usd, cold, cold_usd)
-        return self._known[tile]
+            self._prices[tile] = WindowPrice(price.stages[0].seconds, price.usd, cold, cold_usd)
+        return self._prices[tile]
 
     def _placed(self, query: Plan) -> Plan:
         """Return a window's query whose output goes through the store where no answer carries it, as drivers do it."""
@@ -105,7 +105,6 @@ class WindowPrices:
         concurrency: int,
         passes: Sequence[tuple[ImageWindows, Iterable[int]]] = (),
     ) -> Estimate:
-        """Return what the `missing` windows of an image of `size` pixels will take, and those of `passes` before."""
         every = [*passes, (windows, missing)]
         by_pass = [Counter(cut[number].tile for number in left) for cut, left in every]
         tiles = sum(by_pass, Counter[int]())

@@ -16,23 +16,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.dataclass_codec import structure, unstructure
-from serfer.core.errors import IncompleteMapError, InputError, PlanError, SerferError, UsageError
+from serfer.core.errors import IncompleteMapError, InputError, SerferError, UsageError
 from serfer.core.frame_decoder import FrameDecoder
 from serfer.core.geometry import Rect
 from serfer.core.plan import Plan
 from serfer.core.plan.image_normalisation import ImageNormalisation, ImageStatistics
 from serfer.core.plan.windows import Windows
 from serfer.core.units import FLOAT_BYTES, MIB
-from serfer.mapping.comparison import NotComparedError, Whole, compare
+from serfer.mapping.comparison import Whole, compare
 from serfer.mapping.engine import MapTask, Outcome, Spending
 from serfer.mapping.estimate import Estimate, WindowPrices
-from serfer.mapping.input import WindowInput, padded
+from serfer.mapping.input import WindowInput
 from serfer.mapping.job import Job, all_done, identity_of, what_is_left, what_is_wrong
-from serfer.mapping.no_data import NO_PLACE, Gaps
+from serfer.mapping.no_data import Gaps
 from serfer.mapping.options import MapOptions
 from serfer.mapping.passes import ImagePasses
 from serfer.mapping.report import MapProgress, MapReport, MapResult, MapWatcher
 from serfer.mapping.results import file_places, is_there, parts_directory, result_files
+from serfer.mapping.steps import MappedImage, windows_of
 from serfer.offline.gate import OfflineGate
 from serfer.pipeline.blocking import Pipeline
 from serfer.pipeline.event_loop import result_of
@@ -44,14 +45,6 @@ from serfer.system import give_back
 
 _BLOCK_BYTES = 4 * MIB
 _READERS = 2  # of blocks that are decoded while others are counted
-
-
-def no_decoder() -> FrameDecoder:
-    raise PlanError("the plan's directory is not known, in which the decoder of its boxes lies")
-
-
-def no_whole() -> Whole:
-    raise NotComparedError("the plan's directory is not known, in which the whole network lies")
 
 
 @dataclass(frozen=True)
@@ -70,24 +63,16 @@ class Mapper:
     concurrency: Callable[[int], int]
     watcher: MapWatcher
     gate: OfflineGate
+    decoder: Callable[[], FrameDecoder]
+    whole: Callable[[], Whole]
     start_below_ceiling: bool = True
-    decoder: Callable[[], FrameDecoder] = no_decoder
-    whole: Callable[[], Whole] = no_whole
 
     @property
     def windows(self) -> Windows:
-        if self.plan.windows is None:
-            raise PlanError(
-                "this is not a map plan: its queries are whole images; make one with serfer map-plan, which is for "
-                "images by their sizes"
-            )
-        return self.plan.windows
+        return windows_of(self.plan)
 
     def estimate(self, image: str | Path, out: str | Path, *, folder: bool = False) -> Estimate:
-        """Return what an image will take, having checked everything that can be; nothing is written.
-
-        Of a result in a `folder` that may not be there yet, its place is not checked.
-        """
+        """Return what an image will take; the place of a result in a `folder` is not checked."""
         with ExitStack() as stack:
             job = self._job(image, out, stack, check=not folder)
             for note in job.notes:
@@ -107,11 +92,7 @@ class Mapper:
     def map(
         self, image: str | Path, out: str | Path, finished: Callable[[MapReport], None] = lambda _: None
     ) -> MapReport:
-        """Map one image to a result; `finished` is called when that is written, before the parts are deleted.
-
-        Raises IncompleteMapError where windows failed, the dollars are spent, or the result is not what the network
-        makes of the image: what is done is kept.
-        """
+        """Map one image to a result; `finished` is called when that is written, before the parts are deleted."""
         started = time.monotonic()
         with ExitStack() as stack:
             job = self._job(image, out, stack)
@@ -210,10 +191,7 @@ class Mapper:
         return replace(report, results=results, seconds=time.monotonic() - started)
 
     def _compared(self, report: MapReport, job: Job, parts: Sequence[ResultParts], passes: ImagePasses) -> MapReport:
-        """Return the report with how far the result is from the network; raises IncompleteMapError where it is wrong.
-
-        This comes before the result is written, so that nobody takes a wrong one for the network's.
-        """
+        """Compare before the result is written, so that nobody takes a wrong one for the network's."""
         with self._saying_what_is_kept(job, parts, passes):
             found = compare(job, parts, self.windows, self.whole, passes.statistics())
         report = replace(report, compared=found)
@@ -223,7 +201,6 @@ class Mapper:
 
     @contextmanager
     def _saying_what_is_kept(self, job: Job, parts: Sequence[ResultParts], passes: ImagePasses) -> Iterator[None]:
-        """Say of whatever ends the block what is kept and how to go on, unless the error says it itself."""
         try:
             yield
         except (KeyboardInterrupt, SerferError) as error:
@@ -242,7 +219,6 @@ class Mapper:
         return (now - measured) / (then - predicted) if then > predicted else None
 
     def _statistics(self, job: Job, parts: ResultParts, say: Callable[[str], None]) -> ImageStatistics | None:
-        """Return the image's statistics where the plan normalises by them, as kept with the parts or measured now."""
         how = job.input.by_image
         if how is None:
             return None
@@ -262,11 +238,8 @@ class Mapper:
     def _task(self, job: Job, parts: Sequence[ResultParts]) -> MapTask:
         return MapTask(
             pipeline=self.pipeline(),
-            source=job.source,
-            windows=job.windows,
-            input=job.input,
-            gaps=job.gaps,
-            targets=[file.target(own) for file, own in zip(job.files, parts, strict=True)],
+            step=job.step([file.window_form for file in job.files]),
+            parts=parts,
             prices=self.prices,
             spending=self.spending,
             gate=self.gate,
@@ -290,37 +263,21 @@ class Mapper:
         )
 
     def _job(self, image: str | Path, out: str | Path, stack: ExitStack, *, check: bool = True) -> Job:
-        windows_of_plan, options = self.windows, self.options
+        options = self.options
         _check_apart(image, out)
         [(_, directory), *_] = file_places(self.plan, str(out), options)
         source = stack.enter_context(open_raster(image, scratch=directory.absolute().parent))
-        size = source.size
-        source = padded(source, self.plan, options)
-        windows = windows_of_plan.of(*source.size, source.name)
-        window_input = WindowInput.of(self.plan, source, options)
-        gaps = Gaps.of(source, window_input.bands, options)
-        files = result_files(self.plan, windows, str(out), options, self.decoder, no_data=gaps.possible)
-        if gaps.possible and any(file.form.place is None for file in files):
-            raise InputError(
-                f"{source.name} says which pixels hold no data, and {NO_PLACE}: it cannot be said which pixels of the "
-                "result have none; map all pixels as they are with --no-data none"
-            )
+        mapped = MappedImage.of(self.plan, source, options)
+        files = result_files(mapped, str(out), options, self.decoder)
         begun = files[0].directory.exists() and not options.restart
         if check:
             for file in files:
                 file.check(overwrite=begun and is_there(file))
         return Job(
-            plan=self.plan,
-            known=windows_of_plan,
-            options=options,
-            source=source,
-            size=size,
-            windows=windows,
+            **vars(mapped) | {"options": options},
             files=files,
-            input=window_input,
-            gaps=gaps,
             exists=begun and not options.overwrite,
-            concurrency=self.concurrency(_window_bytes(self.plan, source, window_input)),
+            concurrency=self.concurrency(_window_bytes(self.plan, mapped.source, mapped.input)),
         )
 
 
@@ -336,7 +293,6 @@ def _write_results(
 
 
 def _kept_statistics(parts: ResultParts) -> ImageStatistics | None:
-    """Return what was measured of the image of some parts, None for nothing; raises InputError for another record."""
     kept = parts.measured
     return None if kept is None else structure(ImageStatistics, kept, f"{parts.directory}", error=InputError)
 
@@ -368,11 +324,7 @@ def _window_bytes(plan: Plan, source: RasterSource, window_input: WindowInput) -
 def measure(
     source: RasterSource, gaps: Gaps, how: ImageNormalisation, progress: Callable[[int], None]
 ) -> ImageStatistics:
-    """Return the statistics of an image's pixels that hold data, of the bands that the network takes.
-
-    `progress` is called with the pixels that were read, again from 0 where there are several passes. Raises InputError
-    for values that are not finite, and what `RasterSource.read` raises.
-    """
+    """Measure the pixels that hold data, of the bands that the network takes; raises InputError for NaN."""
     bands = gaps.bands
     groups = len(bands) if how.per_channel else 1
     counted = 0
@@ -403,7 +355,7 @@ def _read_ahead(source: RasterSource, gaps: Gaps) -> Iterator[tuple[Rect, tuple[
     """Yield each block of an image with its pixels and which of them are missing, the next ones being decoded."""
 
     def read(rect: Rect) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-        pixels, masked = source.read_masked(rect) if gaps.mask else (source.read(rect), None)
+        pixels, masked = source.read_masked(rect)
         return pixels, gaps.missing(pixels, masked)[0]
 
     with ThreadPoolExecutor(_READERS, thread_name_prefix="serfer-measure") as threads:

@@ -31,11 +31,7 @@ def is_many(images: Sequence[str], out: str) -> bool:
 
 
 def map_items(images: Sequence[str], out: str, suffix: str) -> list[MapItem]:
-    """Return the images that are meant, and where in the folder or prefix `out` the result of each is to be.
-
-    A result is called as its image, and lies as deep as its image in the folder that was given, with `suffix`. Raises
-    UsageError where two would have one name, or a result would replace an image; InputError for an empty folder.
-    """
+    """Return images and their results in `out`, as deep as the images lie; raises UsageError for two of a name."""
     items = []
     for given in images:
         found = [*_images_with_names(given, out)]

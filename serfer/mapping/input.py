@@ -15,8 +15,10 @@ from serfer.core.plan import Plan, Preprocess
 from serfer.core.plan.image_normalisation import ImageNormalisation, ImageStatistics
 from serfer.core.plan.pixels import levels_by_image, normalise, normalise_by_image, scaled_to
 from serfer.core.plan.preprocess import BAND, Levels
-from serfer.mapping.options import MapOptions
-from serfer.raster import RasterSource
+from serfer.mapping.options import WindowOptions
+from serfer.raster import Georeference, RasterSource
+from serfer.raster.reading.header import DTYPES
+from serfer.samples import Samples
 
 _FULL = 255.0  # of a picture of 8 bits
 _BYTE = 255.0
@@ -39,8 +41,7 @@ class WindowInput:
     levels: Levels | None = None
 
     @classmethod
-    def of(cls, plan: Plan, source: RasterSource, options: MapOptions) -> WindowInput:
-        """Return what fits a plan and an image; raises InputError for another number of bands, UsageError."""
+    def of(cls, plan: Plan, source: RasterSource, options: WindowOptions) -> WindowInput:
         dtype, chosen = source.dtype, _bands(plan, source, options.bands)
         if plan.preprocess is None:
             if options.full_scale is not None:
@@ -78,10 +79,7 @@ class WindowInput:
         return 1 if self.bytes_as_they_are else 4
 
     def batch(self, pixels: NDArray[Any], missing: NDArray[np.bool_] | None) -> NDArray[Any]:
-        """Return a batch of one, (1, H, W, C) uint8 or (1, C, H, W) float32.
-
-        `missing` pixels (H, W), None for none, become 0 after normalisation, as what a network pads with.
-        """
+        """Return (1, H, W, C) uint8 or (1, C, H, W) float32; `missing` pixels (H, W) become 0 after normalisation."""
         # Most images have the bands that the network takes: nothing is copied then.
         chosen = pixels if self.bands == tuple(range(len(pixels))) else pixels[[*self.bands]]
         if self.bytes_as_they_are and missing is None:
@@ -98,7 +96,6 @@ class WindowInput:
         return values
 
     def values(self, pixels: NDArray[Any]) -> NDArray[np.float32]:
-        """Return pixels as the network takes them, (C, H, W), whether a map's driver or its workers normalise them."""
         own = replace(self, bytes_as_they_are=False)
         values: NDArray[np.float32] = own.batch(pixels, None)[0]
         return values
@@ -154,8 +151,7 @@ class PaddedSource(RasterSource):
         return self._source.blocks(most_bytes)
 
     def read_masked(self, rect: Rect) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
-        """Return what the image's own `read_masked` does, and the value where the rectangle is beyond its ends."""
-        own = Rect(*(_within(span, size) for span, size in zip((rect.rows, rect.cols), self._source.size, strict=True)))
+        own = clipped(rect, self._source.size)
         if own == rect:
             return self._source.read_masked(rect)
         pixels = np.empty((self.bands, rect.rows.size, rect.cols.size), self.dtype)
@@ -172,20 +168,59 @@ class PaddedSource(RasterSource):
         return pixels, holes
 
 
-def _within(span: Span, size: int) -> Span:
-    return Span(span.start, min(span.stop, size))
+class GivenPixels(RasterSource):
+    """Pixels that a caller has, (bands, rows, cols), of an image, or of an array of `size`, where `of` is None.
+
+    `read_masked` returns them, whatever is asked for; those that a masked array hides count as a mask's. Raises
+    InputError for pixels of another shape or type than a window's.
+    """
+
+    def __init__(
+        self, pixels: NDArray[Any], window: tuple[int, int], size: tuple[int, int], of: RasterSource | None
+    ) -> None:
+        self._hidden = np.any(np.ma.getmaskarray(pixels), axis=0) if isinstance(pixels, np.ma.MaskedArray) else None
+        self._pixels, self._of = np.ma.getdata(pixels), of
+        bands, dtype = (of.bands, of.dtype) if of else (max(self._pixels.shape[:1], default=0), str(self._pixels.dtype))
+        if self._pixels.shape != (bands, *window) or self._pixels.dtype != dtype or dtype not in DTYPES:
+            reads = f"{dtype} of ({bands}, {window[0]}, {window[1]})"
+            raise InputError(
+                f"the pixels are {self._pixels.dtype} of {self._pixels.shape}, and the window reads {reads}, one of "
+                f"{', '.join(DTYPES)}"
+            )
+        if of is not None:
+            self.__dict__.update({**of.__dict__, **self.__dict__})
+            return
+        self.name, self.size, self.bands, self.dtype = "the array", size, bands, dtype
+        self.nodata, self.nodatas, self.alpha, self.masked = None, (), None, False
+        self.white, self.pages, self.notes, self.georeference = Samples(dtype).white, 1, (), Georeference()
+
+    def value(self, stored: float) -> float:
+        return self._of.value(stored) if self._of else stored
+
+    def read_masked(self, _rect: Rect) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
+        return self._pixels, self._hidden
 
 
-def padded(source: RasterSource, plan: Plan, options: MapOptions) -> RasterSource:
+def clipped(rect: Rect, size: tuple[int, int]) -> Rect:
+    return Rect(
+        *(Span(span.start, min(span.stop, side)) for span, side in zip((rect.rows, rect.cols), size, strict=True))
+    )
+
+
+def padded_size(plan: Plan, size: tuple[int, int]) -> tuple[int, int]:
+    """Return the size of an image as a plan takes it: that of a detector has multiples of the strides."""
+    unit = plan.boxes.multiple if plan.boxes else 1
+    height, width = (-(-side // unit) * unit for side in size)
+    return height, width
+
+
+def padded(source: RasterSource, plan: Plan, options: WindowOptions) -> RasterSource:
     """Return an image as a plan takes it: that of a detector has its image padded to multiples of the strides.
 
     The value is that of the preprocessing's padding, of the image's type; 0 without one. Where pixels of the image may
     have no data, the padding has none either, so that windows of both are not computed.
     """
-    if plan.boxes is None:
-        return source
-    height, width = (-(-side // plan.boxes.multiple) * plan.boxes.multiple for side in source.size)
-    if (height, width) == source.size:
+    if (size := padded_size(plan, source.size)) == source.size:
         return source
     pad = plan.preprocess.pad if plan.preprocess else None
     full = options.full_scale or source.white
@@ -197,4 +232,4 @@ def padded(source: RasterSource, plan: Plan, options: MapOptions) -> RasterSourc
             values[source.alpha] = 0
     elif options.no_data != "none":
         values = [source.value(float(options.no_data))] * source.bands
-    return PaddedSource(source, (height, width), values)
+    return PaddedSource(source, size, values)

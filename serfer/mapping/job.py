@@ -5,46 +5,31 @@ from __future__ import annotations
 import filecmp
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from serfer.core.plan import Plan, answer_digest
-from serfer.core.plan.image_normalisation import ImageStatistics
-from serfer.core.plan.windows import ImageWindows, Windows
 from serfer.mapping.engine import Outcome
 from serfer.mapping.estimate import Estimate
-from serfer.mapping.input import WindowInput
 from serfer.mapping.kept_maps import PassFiles
-from serfer.mapping.no_data import NO_PLACE, Gaps
+from serfer.mapping.no_data import NO_PLACE
 from serfer.mapping.options import MapOptions
 from serfer.mapping.report import MapReport, percentiles
 from serfer.mapping.results import MapFile, is_there
+from serfer.mapping.steps import MappedImage
 from serfer.raster import RasterSource, ResultParts
 
 _MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
-class Job:
-    """An image that fits its plan and its results' places; `exists` says that an earlier run may have written them.
+class Job(MappedImage):
+    """An image that fits its plan and its results' places; `exists` says that an earlier run may have written them."""
 
-    `known` are the plan's windows, `windows` those of the image.
-    """
-
-    plan: Plan
-    known: Windows
     options: MapOptions
-    source: RasterSource
-    size: tuple[int, int]
-    windows: ImageWindows
     files: Sequence[MapFile]
-    input: WindowInput
-    gaps: Gaps
     exists: bool
     concurrency: int
-
-    def measured(self, statistics: ImageStatistics | None) -> Job:
-        return replace(self, input=self.input.measured(statistics, self.source.dtype))
 
     @property
     def passes(self) -> PassFiles:
@@ -56,10 +41,7 @@ class Job:
         return [stack.enter_context(file.open(self.identity)) for file in self.files]
 
     def written(self, parts: Sequence[ResultParts]) -> set[int]:
-        """Return the numbers of the files that an earlier run has written, and not yet deleted the parts.
-
-        Those of the first file are marked when all files are written, and deleted last.
-        """
+        """Return the numbers of files that are written; the first is marked when all are, and its parts go last."""
         there = {number for number, file in enumerate(self.files) if is_there(file)}
         if parts[0].written and len(there) == len(parts):
             return there
@@ -81,7 +63,6 @@ class Job:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What of the image is not used or not kept, and what option has no use."""
         georeference = self.source.georeference
         lost = georeference.not_kept
         kept = (f"not kept in the result: {', '.join(lost)}",) if lost else ()

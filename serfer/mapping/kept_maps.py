@@ -44,10 +44,7 @@ class KeptInput:
         return IMAGE_READ in self.numbers
 
     def batch(self, window: ImageWindow, image: NDArray[Any] | None) -> NDArray[np.float32]:
-        """Return a window's input, of its batch of the `image` (1, channels, rows, cols) float32 where that is read.
-
-        Raises AlteredPieceError where a map was deleted meanwhile.
-        """
+        """Return a window's input, of its batch of the `image` (1, channels, rows, cols) float32 where that is read."""
         parts = [
             image[0] if image is not None and number == IMAGE_READ else self.parts[number].area(rect)
             for number, rect in zip(self.numbers, window.reads, strict=True)
@@ -91,25 +88,17 @@ class PassFiles:
         return self.windows.passes[number].of(*self.size)
 
     def opened(self, stack: ExitStack) -> tuple[list[ResultParts], list[ResultParts]]:
-        """Open, or make, the partial results of each pass and all kept maps, until `stack` is closed.
-
-        Raises as `ResultParts.create_or_resume`.
-        """
         self._check_work()
         partial = [stack.enter_context(self._partial(number)) for number in range(len(self.windows.passes))]
         return partial, [stack.enter_context(self._open_kept_map(number)) for number in range(len(self.windows.kept))]
 
     def left(self, *, mapped: bool) -> list[list[int]]:
-        """Return the windows of each pass that are missing, without making anything; none is if all is `mapped`."""
         partial = [_there(place, self._partial, number) for number, place in enumerate(self.partial)]
         kept = [_there(place, self._open_kept_map, number) for number, place in enumerate(self.kept)]
         return self.missing(partial, kept, mapped=mapped)
 
     def missing(self, partial: Sequence[set[int]], kept: Sequence[set[int]], *, mapped: bool) -> list[list[int]]:
-        """Return the windows of each pass that are missing, of what is there of partial results and of kept maps.
-
-        A map that was kept is missing only if what is left reads it.
-        """
+        """Return the windows of each pass that are missing; a kept map is missing only if what is left reads it."""
         found, read = list[list[int]](), set[int]() if mapped else {*self.windows.reads}
         for number in reversed(range(len(partial))):
             done = partial[number].intersection(
@@ -124,7 +113,6 @@ class PassFiles:
             ResultParts.discard(place)
 
     def in_words(self) -> str:
-        """Return where windows of the map and of its passes are kept, or would be; empty directories do not count."""
         places = (self.place, *self.partial, *self.kept)
         found = [place for place in places if any(place.glob(_CHUNKS))] or [self.place]
         beside = sum(path.parent == self.place.parent for path in found[1:])
@@ -144,10 +132,6 @@ class PassFiles:
         return max(accumulate(changes))
 
     def check_room(self, parts: ResultParts | None = None) -> None:
-        """Raise UnavailableError where kept maps, and the `parts` of the result that are missing, find no room.
-
-        Raises InputError where the folder of work is not there.
-        """
         if not self.windows.kept:
             return
         self._check_work()

@@ -61,7 +61,6 @@ class ManyImages:
         return where / name
 
     def estimates(self, items: Sequence[MapItem]) -> Iterator[tuple[MapItem, Estimate | SerferError]]:
-        """Yield what each image will take that has no result yet, or why it cannot be mapped; nothing is written."""
         manifest = Manifest(self._file(MANIFEST))
         for item in items:
             try:
@@ -88,10 +87,7 @@ class ManyImages:
         return done and manifest.is_done(item.image, item.result, files, self.mapper.job_of(item.image))
 
     def run(self, items: Sequence[MapItem]) -> ManyReport:
-        """Map what the manifest has not.
-
-        Raises UnavailableError where another process maps into the folder, and where several images in a row raised it.
-        """
+        """Map what the manifest has not; raises UnavailableError where several images in a row raised it."""
         if isinstance(where := parse_place(self.out), Path):
             where.mkdir(parents=True, exist_ok=True)
         with reserved(self._file(_RUNNING), self.out):

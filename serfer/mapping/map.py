@@ -20,6 +20,7 @@ from serfer.mapping.engine import Spending
 from serfer.mapping.estimate import WindowPrices
 from serfer.mapping.image_job import Mapper
 from serfer.mapping.image_list import map_items
+from serfer.mapping.lazy_array import map_array
 from serfer.mapping.many_images import ManyImages, ManyReport
 from serfer.mapping.map_network import chosen_plan
 from serfer.mapping.options import MapOptions
@@ -53,7 +54,9 @@ def map_image(
     Stopped anywhere, the same call goes on with what is missing.
 
     Args:
-        image: a TIFF, BigTIFF, cloud-optimised GeoTIFF, PNG or JPEG: a path, or `s3://BUCKET/KEY`.
+        image: a TIFF, BigTIFF, cloud-optimised GeoTIFF, PNG or JPEG: a path, or `s3://BUCKET/KEY`. Or a dask array
+            (bands, rows, cols), whose map is another one, lazy, without `out` and with values of `serfer.windows`; of a
+            network with several outputs there is one of each, by their names.
         plan: a map plan's directory, for images of this size; or None with a `network`.
         out: the result, a path or `s3://BUCKET/KEY` that ends in .tif, .png or .npy; of a network with several outputs
             there is a file of each, out.NAME.tif. Boxes of a detector's plan end in .geojson or .json (COCO).
@@ -72,6 +75,10 @@ def map_image(
             of parts of the image; what is done is kept.
         UnavailableError: the disk is full, or S3, the store or the functions cannot be reached.
     """
+    if not isinstance(image, str | Path):
+        if out is not None or options is not None:
+            raise UsageError("the map of an array is an array: leave out and options out, and give values by name")
+        return map_array(image, plan, network=network, settings=settings, **values)
     options = with_values(MapOptions, options, values)
     out, settings = _place(out), settings or load_settings()
     directory = _plan(plan, network, [image], out, settings, options)
@@ -164,10 +171,7 @@ class Opening:
 def open_mapper(
     opening: Opening, options: MapOptions, watcher: MapWatcher, settings: Settings | None = None
 ) -> Iterator[Mapper]:
-    """Make what maps images by one plan; its pipeline is opened when a window is missing.
-
-    Raises what the services that are yielded to raise when they are asked for the first time.
-    """
+    """Make what maps images by one plan; its pipeline is opened when a window is missing."""
     settings = settings or load_settings()
     facts = settings.facts()
     plan = load_plan(opening.directory)

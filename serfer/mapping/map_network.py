@@ -73,11 +73,7 @@ def chosen_plan(
     deployed: bool,
     progress: Callable[[str], None] = lambda _step: None,
 ) -> KeptMapPlan:
-    """Return a plan that was given, or that of a network for images of any size, or else for those of the `images`.
-
-    Raises UsageError where both or neither was given, and for functions that are `deployed`, which a network has none
-    of; else as `kept_map_plan`.
-    """
+    """Return a plan that was given, or that of a network, which has no functions that are `deployed`."""
     if network is None:
         if plan is None:
             raise UsageError(
@@ -173,7 +169,6 @@ def _kept_refusal(path: Path) -> str:
 
 
 def _not_taken(plan: Plan, sizes: Iterable[Size]) -> str:
-    """Say why a plan for any size takes none of the images; empty where it takes one, or there are none."""
     windows, unit = plan.windows, plan.boxes.multiple if plan.boxes else 1
     assert windows is not None and windows.rules is not None  # noqa: S101, PT018 - of a plan for any size
     given = False

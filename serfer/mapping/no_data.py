@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from serfer.core.geometry import Rect, Span
 from serfer.core.plan.windows import AxisWindows, ImageWindow, ImageWindows
-from serfer.mapping.options import MapOptions
+from serfer.mapping.options import WindowOptions
 from serfer.raster import RasterSource
 
 NO_PLACE = "where the result lies on its image has no one answer, for branches of the network are off from one another"
@@ -28,7 +28,6 @@ class Sampling:
 
     @classmethod
     def of(cls, axis: AxisWindows) -> Sampling | None:
-        """Return the sampling of an axis, None where the plan says that its result has no one place."""
         return None if axis.start is None else cls(axis.start, axis.step)
 
     def covered(self, written: Span, read: Span) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -53,7 +52,6 @@ class Place:
 
     @classmethod
     def of(cls, windows: ImageWindows) -> Place | None:
-        """Return the place of the result of an image with such windows, None where it has no one place."""
         rows, cols = Sampling.of(windows.rows), Sampling.of(windows.cols)
         return None if rows is None or cols is None else cls(rows, cols)
 
@@ -77,7 +75,7 @@ class Gaps:
     alpha: int | None = None
 
     @classmethod
-    def of(cls, source: RasterSource, bands: tuple[int, ...], options: MapOptions) -> Gaps:
+    def of(cls, source: RasterSource, bands: tuple[int, ...], options: WindowOptions) -> Gaps:
         if options.no_data == "none":
             return cls(bands, (None,) * len(bands))
         if options.no_data == "auto":
@@ -94,10 +92,7 @@ class Gaps:
     def missing(
         self, pixels: NDArray[Any], masked: NDArray[np.bool_] | None
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_] | None]:
-        """Return which pixels (rows, cols) of (bands, rows, cols) hold no data, and which have it in some bands alone.
-
-        `masked` are those of a mask. The second is None where there are no such pixels.
-        """
+        """Return which pixels (rows, cols) hold no data, `masked` ones too, and which only in some bands, or None."""
         missing = np.zeros(pixels.shape[1:], bool)
         if self.mask and masked is not None:
             missing |= masked

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from operator import index
 from typing import Any, Literal
 
 from serfer.core.errors import UsageError
-from serfer.core.options import option
+from serfer.core.options import Options, option, with_values
 from serfer.offline.options import YieldOptions
 from serfer.wiring.pipeline_options import PipelineOptions
 
@@ -22,8 +25,8 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MapOptions(YieldOptions, PipelineOptions):
-    """How images are mapped. Values of the first group change the result's, and so a job's identity."""
+class WindowOptions(Options):
+    """What windows make of an image's pixels, and in which form."""
 
     bands: tuple[int, ...] = option(
         (),
@@ -47,15 +50,48 @@ class MapOptions(YieldOptions, PipelineOptions):
     dtype: IntegerType | None = option(
         None, "The result's type, where the network's output is of whole numbers: uint8, ..."
     )
+    one_file: bool = option(
+        False,
+        "Of a network with several outputs: all of them as bands of one file, and not a file of each, OUT.NAME.tif.",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            bands = tuple(map(index, self.bands))
+            _ = float(self.full_scale or 0), self.no_data if isinstance(self.no_data, str) else float(self.no_data)
+        except (TypeError, OverflowError):
+            raise UsageError("bands are whole numbers, such as (4, 3, 2), and values those of float64") from None
+        object.__setattr__(self, "bands", bands)
+        if self.full_scale is not None and not 0 < self.full_scale < float("inf"):
+            raise UsageError(f"the value that counts as full is more than 0, not {self.full_scale}")
+        if any(band < 1 for band in self.bands):
+            raise UsageError("bands are counted from 1")
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> WindowOptions:
+        """Return the options of such `values`; raises UsageError."""
+        no_data = values.get("no_data", "auto")
+        with suppress(TypeError, ValueError, OverflowError):
+            no_data = float(no_data)
+        return with_values(WindowOptions, None, {**values, "no_data": no_data})
+
+    def values(self) -> dict[str, Any]:
+        """Return, of JSON's types, the options that change the result's values."""
+        no_data = self.no_data if isinstance(self.no_data, str) else str(float(self.no_data))
+        names = ("full_scale", "no_data_bands", "dtype", "one_file")
+        return {"bands": [*self.bands], "no_data": no_data, **{name: getattr(self, name) for name in names}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapOptions(WindowOptions, YieldOptions, PipelineOptions):
+    """How images are mapped. `values` are those that change the result's, and so a job's identity."""
+
     min_score: float | None = option(
         None, "Of a detector: the least score of a box, in place of the plan's.", least=0, most=1
     )
     max_iou: float | None = option(
         None, "Of a detector: the most of their union that two boxes of a class may share.", least=0, most=1
-    )
-    one_file: bool = option(
-        False,
-        "Of a network with several outputs: all of them as bands of one file, and not a file of each, OUT.NAME.tif.",
     )
     compression: Literal["deflate", "zstd", "none"] = option("deflate", "Of a TIFF.")
     concurrency: int | None = option(None, "Windows in flight; by default by workers and memory.", least=1)
@@ -77,10 +113,6 @@ class MapOptions(YieldOptions, PipelineOptions):
         super().__post_init__()
         if self.max_cost_usd is not None and not self.max_cost_usd > 0:
             raise UsageError(f"the dollars that may be spent are more than 0, not {self.max_cost_usd}")
-        if self.full_scale is not None and not 0 < self.full_scale < float("inf"):
-            raise UsageError(f"the value that counts as full is more than 0, not {self.full_scale}")
-        if any(band < 1 for band in self.bands):
-            raise UsageError("bands are counted from 1")
         if self.engine.startswith("stepfunctions"):
             raise UsageError(
                 f"engine={self.engine} runs whole plans, and a map runs one window at a time: use push or poll"
@@ -88,6 +120,4 @@ class MapOptions(YieldOptions, PipelineOptions):
 
     def values(self) -> dict[str, Any]:
         """Return, of JSON's types, the options that change the result's values."""
-        no_data = self.no_data if isinstance(self.no_data, str) else str(float(self.no_data))
-        names = ("full_scale", "no_data_bands", "dtype", "min_score", "max_iou", "one_file", "compression")
-        return {"bands": [*self.bands], "no_data": no_data, **{name: getattr(self, name) for name in names}}
+        return super().values() | {name: getattr(self, name) for name in ("min_score", "max_iou", "compression")}

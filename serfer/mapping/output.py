@@ -14,8 +14,10 @@ from serfer.core.geometry import Rect
 from serfer.core.plan import OutputTensor, Plan
 from serfer.core.plan.windows import AxisWindows, ImageWindows
 from serfer.core.zarr import Axis, ChunkedArray
-from serfer.mapping.no_data import Place, missing_written
+from serfer.mapping.no_data import NO_PLACE, Place, missing_written
 from serfer.mapping.options import MapOptions
+from serfer.mapping.report import MapResult
+from serfer.mapping.steps import MappedImage
 from serfer.raster import Georeference, RasterSource, ResultOptions
 
 _TYPES = {"float32": "float32", "int64": "int32", "int32": "int32", "uint8": "uint8", "bool": "uint8"}
@@ -41,18 +43,23 @@ class ResultForm:
     place: Place | None
 
     @classmethod
-    def of(
-        cls, plan: Plan, windows: ImageWindows, numbers: Sequence[int], *, no_data: bool, options: MapOptions
-    ) -> ResultForm:
-        """Return the form of a result that holds some outputs, by their numbers, of an image with such windows.
+    def of(cls, mapped: MappedImage, numbers: Sequence[int]) -> ResultForm:
+        """Return the form of a result of outputs, by number.
 
-        Raises UsageError for outputs that cannot be bands of one file.
+        Raises UsageError where one file cannot hold them, InputError where pixels without data have no place on it.
         """
+        plan, options = mapped.plan, mapped.options
         tensors = [plan.output_tensors[number] for number in numbers]
         channels = [plan.stages[0].outputs[number].channels for number in numbers]
-        views = [windows.of_output(number) for number in numbers]
+        views = [mapped.windows.of_output(number) for number in numbers]
         _check_alike(tensors, views)
         windows, dtype = views[0], tensors[0].dtype
+        place = Place.of(windows)
+        if mapped.gaps.possible and place is None:
+            raise InputError(
+                f"{mapped.source.name} says which pixels hold no data, and {NO_PLACE}: it cannot be said which pixels "
+                "of the result have none; map all pixels as they are with --no-data none"
+            )
         whole = dtype != "float32"
         mask = whole and channels == [1] and 0 < len(plan.labels) <= _MOST_CLASSES and options.dtype is None
         dtype = "uint8" if mask else (options.dtype if whole else None) or _TYPES[dtype]
@@ -72,17 +79,26 @@ class ResultForm:
                 flat=False,
             ),
             mask=mask,
-            no_data=_no_data(dtype) if no_data else None,
-            place=Place.of(windows),
+            no_data=_no_data(dtype) if mapped.gaps.possible else None,
+            place=place,
         )
 
-    def part(self, values: Mapping[str, NDArray[Any]], number: int, empty: NDArray[np.bool_] | None) -> NDArray[Any]:
-        """Return a window's part (channels, rows, cols) from its outputs, of which `empty` pixels have no data.
+    def covered(self, number: int, size: tuple[int, int]) -> Rect:
+        """Return the pixels of an image of `size` that a window reads or its part of the result covers."""
+        return self._known_place.covered(self.windows[number], size)
 
-        Raises InputError for what does not fit.
-        """
+    def empty(self, missing: NDArray[np.bool_], read: Rect, number: int) -> NDArray[np.bool_]:
+        return missing_written(missing, read, self.windows[number].written, self._known_place)
+
+    @property
+    def _known_place(self) -> Place:
+        assert self.place is not None  # noqa: S101 - without one, an image without data is refused
+        return self.place
+
+    def part(self, number: int, outputs: Mapping[str, NDArray[Any]], empty: NDArray[np.bool_] | None) -> NDArray[Any]:
+        """Return a part (channels, rows, cols), of which `empty` pixels have no data; raises InputError."""
         written = self.windows[number].written
-        own = [values[name].reshape(-1, written.rows.size, written.cols.size) for name in self.outputs]
+        own = [outputs[name].reshape(-1, written.rows.size, written.cols.size) for name in self.outputs]
         flat = own[0] if len(own) == 1 else np.concatenate(own)
         part = np.ascontiguousarray(_cast(flat, self.array.dtype))
         if empty is not None and empty.any():
@@ -94,6 +110,10 @@ class ResultForm:
         written = self.windows[number].written
         shape = self.array.channels, written.rows.size, written.cols.size
         return np.full(shape, self.no_data, self.array.dtype)
+
+    def result(self, path: str) -> MapResult:
+        array = self.array
+        return MapResult(path, self.outputs, array.rows.size, array.cols.size, array.channels, array.dtype)
 
     def georeference(self, source: RasterSource) -> Georeference:
         if self.place is None:
@@ -112,23 +132,15 @@ class ResultForm:
         )
 
 
-@dataclass(frozen=True)
-class FormTarget:
-    """Keeps what windows give by the form of a result, which says what a window covers and which pixels are empty."""
-
-    form: ResultForm
-
-    def covered(self, number: int, size: tuple[int, int]) -> Rect:
-        """Return the pixels of an image of `size` that a window reads or its part of the result covers."""
-        return self._known_place.covered(self.form.windows[number], size)
-
-    def empty(self, missing: NDArray[np.bool_], read: Rect, number: int) -> NDArray[np.bool_]:
-        return missing_written(missing, read, self.form.windows[number].written, self._known_place)
-
-    @property
-    def _known_place(self) -> Place:
-        assert self.form.place is not None  # noqa: S101 - without one, an image without data is refused
-        return self.form.place
+def result_forms(mapped: MappedImage) -> list[ResultForm]:
+    plan, options = mapped.plan, mapped.options
+    numbers = range(len(plan.output_tensors))
+    groups = [[*numbers]] if options.one_file else [[number] for number in numbers]
+    forms = [ResultForm.of(mapped, group) for group in groups]
+    if options.dtype is not None and not any(form.whole for form in forms):
+        kinds = ", ".join(dict.fromkeys(tensor.dtype for tensor in plan.output_tensors))
+        raise UsageError(f"the network's output is {kinds}: dtype is for one of whole numbers")
+    return forms
 
 
 def _check_alike(tensors: Sequence[OutputTensor], views: Sequence[ImageWindows]) -> None:

@@ -6,7 +6,7 @@ never with the statistics of another image, plan or option.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,45 +14,31 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.core.geometry import Rect
-from serfer.core.passes import StatisticsSum, unpacked
-from serfer.core.plan.windows import ImageWindows, StatisticsPass
+from serfer.core.passes import add_up, unpacked
 from serfer.mapping.engine import Engine, MapTask, Outcome
 from serfer.mapping.kept_maps import KeptInput, PassFiles
+from serfer.mapping.steps import MapStep
 from serfer.raster import ResultParts
 
 
 @dataclass(frozen=True)
-class PartialTarget:
-    """Keeps what windows of a pass compute, whatever data their pixels have: partial results, and parts of kept maps.
+class PassParts:
+    """Keeps what windows of a pass compute: parts of kept maps, and last, by which a window is done, partial results.
 
-    A partial result is one position of an array for each window, the values in its channels. Pixels without data are 0
-    here as they are in the map: the network sees them so, and so do its statistics.
+    A partial result is one position of an array for each window, the values in its channels.
     """
 
-    windows: ImageWindows
-    known: StatisticsPass
+    step: MapStep
     parts: ResultParts
     kept: Sequence[ResultParts]
 
-    def covered(self, number: int, _size: tuple[int, int]) -> Rect:
-        return self.windows[number].read
-
-    def empty(self, _missing: NDArray[np.bool_], _read: Rect, _number: int) -> NDArray[np.bool_]:
-        return np.zeros(1, np.bool_)
-
-    def keep(self, number: int, outputs: Mapping[str, NDArray[Any]], _empty: NDArray[np.bool_] | None) -> None:
-        """Keep a window's output, (1, channels, rows, cols): its partial result last, by which the window is done."""
-        [values] = outputs.values()
-        flat, size = np.ascontiguousarray(values.reshape(-1), np.float32), self.known.partial_size
-        shapes = [keep.shape(rect) for keep, rect in zip(self.known.keeps, self.windows[number].keeps, strict=True)]
-        for kept, part in zip(self.kept, unpacked(flat[size:], shapes), strict=True):
+    def put(self, number: int, values: NDArray[Any]) -> None:
+        known = self.step.known.passes[self.step.number or 0]
+        rects, size = self.step.windows[number].keeps, known.partial_size
+        shapes = [keep.shape(rect) for keep, rect in zip(known.keeps, rects, strict=True)]
+        for kept, part in zip(self.kept, unpacked(values[size:], shapes), strict=True):
             kept.put(number, part)
-        self.parts.put(number, flat[:size, None, None])
-
-    def keep_empty(self, number: int) -> None:
-        """Never called: `empty` says of every window that there is something in it."""
-        raise AssertionError(number)
+        self.parts.put(number, values[:size, None, None])
 
 
 class ImagePasses:
@@ -69,10 +55,7 @@ class ImagePasses:
         return self._files.missing(partial, kept, mapped=mapped)
 
     def run(self, task: MapTask, missing: Sequence[int], watch: Callable[[Outcome], None]) -> Outcome:
-        """Compute what is missing of each pass, and then the `missing` windows of the map, which is `task`.
-
-        All ends with the pass in which windows fail, or the dollars are spent.
-        """
+        """Compute what is missing of each pass, then of the map; ends where windows fail or the dollars are spent."""
         windows, statistics, outcome = self._files.windows, self._initial_statistics(), Outcome()
         for number, (known, left) in enumerate(zip(windows.passes, self.missing(mapped=False), strict=True)):
             self._delete_unread(number)
@@ -86,25 +69,21 @@ class ImagePasses:
         return outcome + Engine(one, _behind(outcome, watch)).run(missing)
 
     def _task(self, task: MapTask, reads: tuple[int, ...], statistics: NDArray[np.float32]) -> MapTask:
-        task = replace(task, statistics=statistics.tobytes())
-        if not reads:
-            return task
-        kept = KeptInput(reads, dict(enumerate(self._kept)), len(task.input.bands))
-        return replace(task, kept=kept, input=task.input.as_values())
+        step = replace(task.step, statistics=statistics.tobytes())
+        if reads:
+            kept = KeptInput(reads, dict(enumerate(self._kept)), len(step.input.bands))
+            step = replace(step, kept=kept, input=step.input.as_values())
+        return replace(task, step=step)
 
     def _of(self, task: MapTask, number: int) -> MapTask:
-        windows, known = self._files.of(number), self._files.windows.passes[number]
+        step = task.step.in_pass(number)
         kept = [self._kept[kept_number] for kept_number in self._files.windows.kept_by(number)]
-        target = PartialTarget(windows, known, self._partial[number], kept)
-        return replace(task, windows=windows, targets=[target], number=number)
+        return replace(task, step=step, parts=[PassParts(step, self._partial[number], kept)])
 
     def _add_up(self, number: int, statistics: NDArray[np.float32]) -> None:
-        maps, parts = self._files.windows.passes[number].maps, self._partial[number]
-        total = StatisticsSum(maps)
-        for window in range(parts.count):
-            total.add(parts.values(window).reshape(-1))
-        values, start = total.values(), maps[0].start
-        statistics[start : start + values.size] = values
+        parts = self._partial[number]
+        partial = (parts.values(window).reshape(-1) for window in range(parts.count))
+        add_up(self._files.windows.passes[number].maps, partial, statistics)
 
     def _delete_unread(self, number: int) -> None:
         """Delete the kept maps that no pass from `number` on reads; the map counts as one behind the passes."""

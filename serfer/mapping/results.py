@@ -8,23 +8,19 @@ field.tif              of several outputs with one_file, where they have one siz
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from serfer.core.errors import UsageError
 from serfer.core.frame_decoder import FrameDecoder
 from serfer.core.plan import Plan
-from serfer.core.plan.windows import ImageWindows
 from serfer.mapping.box_files import BOX_SUFFIXES
-from serfer.mapping.boxes import BoxFile, head_of
+from serfer.mapping.boxes import BoxFile, form_and_head, head_of
 from serfer.mapping.options import MapOptions
-from serfer.mapping.output import FormTarget, ResultForm
+from serfer.mapping.output import ResultForm, result_forms
 from serfer.mapping.report import MapResult
+from serfer.mapping.steps import MappedImage
 from serfer.raster import RasterSource, ResultOptions, ResultParts, check_result, check_space, write_result
 from serfer.raster.place import S3Place, parse_place
 
@@ -52,32 +48,19 @@ class ResultFile:
     def space(self, parts: ResultParts) -> str | None:
         return check_space(parts, self.out)
 
-    def target(self, parts: ResultParts) -> RasterTarget:
-        return RasterTarget(self.form, parts)
+    @property
+    def window_form(self) -> ResultForm:
+        return self.form
 
     def write(self, out: str, parts: ResultParts, source: RasterSource, _size: Size, *, overwrite: bool) -> None:
         georeference, options = self.form.georeference(source), self._options(overwrite=overwrite)
         write_result(out, parts, georeference=georeference, options=options)
 
     def result(self, _size: Size) -> MapResult:
-        array = self.form.array
-        return MapResult(self.out, self.form.outputs, array.rows.size, array.cols.size, array.channels, array.dtype)
+        return self.form.result(self.out)
 
     def _options(self, *, overwrite: bool) -> ResultOptions:
         return replace(self.options, overwrite=overwrite or self.options.overwrite)
-
-
-@dataclass(frozen=True)
-class RasterTarget(FormTarget):
-    """Keeps what windows give as parts of a file."""
-
-    parts: ResultParts
-
-    def keep(self, number: int, outputs: Mapping[str, NDArray[Any]], empty: NDArray[np.bool_] | None) -> None:
-        self.parts.put(number, self.form.part(outputs, number, empty))
-
-    def keep_empty(self, number: int) -> None:
-        self.parts.put(number, self.form.empty_part(number))
 
 
 MapFile = ResultFile | BoxFile
@@ -90,7 +73,6 @@ def is_there(file: MapFile) -> bool:
 
 
 def file_places(plan: Plan, out: str, options: MapOptions) -> list[tuple[str, Path]]:
-    """Return the path of each file of a result `out`, and the directory of its parts."""
     outputs = [tensor.name for tensor in plan.output_tensors]
     if len(outputs) == 1 or options.one_file or _suffix(out) in BOX_SUFFIXES:
         return [(out, parts_directory(out, options.parts))]
@@ -102,62 +84,20 @@ def file_places(plan: Plan, out: str, options: MapOptions) -> list[tuple[str, Pa
 
 
 def result_files(
-    plan: Plan,
-    windows: ImageWindows,
-    out: str,
-    options: MapOptions,
-    decoder: Callable[[], FrameDecoder],
-    *,
-    no_data: bool,
+    mapped: MappedImage, out: str, options: MapOptions, decoder: Callable[[], FrameDecoder]
 ) -> Sequence[MapFile]:
-    """Return the files of a result `out` of an image with such windows; `decoder` is that of a plan with boxes.
-
-    Raises UsageError for outputs that cannot be bands of one file, an impossible type, or boxes of a plan without any.
-    """
+    """Return the files of a result `out`; raises UsageError for options that do not go together."""
     if (suffix := _suffix(out)) in BOX_SUFFIXES:
-        return [_box_file(plan, windows, out, suffix, options, decoder, no_data=no_data)]
+        form, head = form_and_head(mapped)
+        head, labels, directory = head_of(head, options), mapped.plan.labels, parts_directory(out, options.parts)
+        return [BoxFile(out, suffix, form, directory, head, labels, decoder, options.overwrite)]
     if options.min_score is not None or options.max_iou is not None:
         raise UsageError(f"min_score and max_iou are for boxes, a result that ends in {' or '.join(BOX_SUFFIXES)}")
-    numbers = range(len(plan.output_tensors))
-    groups = [[*numbers]] if options.one_file else [[number] for number in numbers]
-    forms = [ResultForm.of(plan, windows, group, no_data=no_data, options=options) for group in groups]
-    if options.dtype is not None and not any(form.whole for form in forms):
-        kinds = ", ".join(dict.fromkeys(tensor.dtype for tensor in plan.output_tensors))
-        raise UsageError(f"the network's output is {kinds}: dtype is for one of whole numbers")
+    places = file_places(mapped.plan, out, options)
     return [
-        ResultFile(path, form, directory, form.options(plan, options))
-        for (path, directory), form in zip(file_places(plan, out, options), forms, strict=True)
+        ResultFile(path, form, directory, form.options(mapped.plan, options))
+        for (path, directory), form in zip(places, result_forms(mapped), strict=True)
     ]
-
-
-def _box_file(
-    plan: Plan,
-    windows: ImageWindows,
-    out: str,
-    suffix: str,
-    options: MapOptions,
-    decoder: Callable[[], FrameDecoder],
-    *,
-    no_data: bool,
-) -> BoxFile:
-    if plan.boxes is None:
-        raise UsageError(
-            f"{out}: the plan's network gives maps and no boxes; of a detector make it with serfer map-plan --output "
-            "boxes, and name another suffix for maps"
-        )
-    if options.one_file or options.dtype is not None:
-        raise UsageError(f"one_file and dtype are for maps, not for boxes in {suffix}")
-    finest = min(range(len(plan.output_tensors)), key=lambda number: windows.of_output(number).rows.step)
-    return BoxFile(
-        out,
-        suffix,
-        ResultForm.of(plan, windows, [finest], no_data=no_data, options=options),
-        parts_directory(out, options.parts),
-        head_of(plan.boxes, options),
-        plan.labels,
-        decoder,
-        options.overwrite,
-    )
 
 
 def _suffix(out: str) -> str:

@@ -38,7 +38,6 @@ class OfflineGate:
         self._running = 0
         self._paused_since: float | None = None
         self._paused_s = 0.0
-        self._pauses = 0
         self._changed = Condition()
         self._closed = Event()
 
@@ -98,12 +97,6 @@ class OfflineGate:
             return self._note()
 
     @property
-    def pauses(self) -> int:
-        with self._changed:
-            self._note()
-            return self._pauses
-
-    @property
     def paused_s(self) -> float:
         with self._changed:
             self._note()
@@ -115,7 +108,6 @@ class OfflineGate:
         reason = self._throttle.reason(now)
         if reason and self._paused_since is None:
             self._paused_since = now
-            self._pauses += 1
         elif not reason and self._paused_since is not None:
             self._paused_s += now - self._paused_since
             self._paused_since = None

@@ -49,11 +49,7 @@ class ServiceLoad:
         return self.url.authority
 
     def read(self) -> OnlineLoad:
-        """Ask the service.
-
-        Raises UsageError for a key that it does not take, InputError for a reply that is not a load, UnavailableError
-        where there is none.
-        """
+        """Raises UsageError for a key that it does not take, InputError for no load, UnavailableError for no reply."""
         headers = {"Accept": "application/json", "User-Agent": "serfer"} | ({"X-API-Key": self.key} if self.key else {})
         status, body = _get(self.url / "v1" / "load", headers)
         if status == HTTPStatus.UNAUTHORIZED:
@@ -80,7 +76,6 @@ class ServiceLoad:
 
 
 def service_loads(urls: Sequence[str], key: str) -> list[ServiceLoad]:
-    """Return the services at these URLs; raises UsageError for one that is not a URL, and for too many."""
     if len(urls) > MOST_SOURCES:
         raise UsageError(f"--yield-to takes at most {MOST_SOURCES} services, not {len(urls)}")
     return [ServiceLoad(_checked_url(url), key) for url in urls]

@@ -145,7 +145,7 @@ def _required(plugin: str) -> set[str]:
             continue
         required.add(name)
         wanted = map(Requirement, importlib.metadata.requires(name) or ())
-        waiting += [one.name for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
+        waiting += [need.name for need in wanted if need.marker is None or need.marker.evaluate({"extra": ""})]
     if not any(file.suffix == ".py" for name in required for file in importlib.metadata.files(name) or ()):
         raise InputError(f"{plugin} is installed in a way that cannot be packed: install it, but not --editable")
     return required

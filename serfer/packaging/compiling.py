@@ -27,7 +27,6 @@ def interpreter(runtime: str) -> Path | None:
 
 
 def version_of(python: Path) -> str | None:
-    """Return the version of the Python at a path as in "3.13.5", None where it does not run."""
     command = [str(python), "-I", "-S", "-c", "import compileall, sys; print('%d.%d.%d' % sys.version_info[:3])"]
     try:
         done = subprocess.run(command, capture_output=True, check=False, timeout=60, text=True)  # noqa: S603

@@ -33,22 +33,13 @@ class Contents:
         return {(name, path) for name, path in files_of(self.packages) if self.keeps(name)}
 
 
-@dataclass(frozen=True)
-class _Packages:
-    worker: Contents
-    driver: Contents
-    runner: Contents
-
-
 def _contents() -> dict[str, Contents]:
     """Read contents.toml; the other packages leave out what a worker's does, and more."""
     text = Path(__file__).with_name("contents.toml").read_text(encoding="utf-8")
-    listed = structure(_Packages, tomllib.loads(text), "contents.toml")
-    return {
-        "worker": listed.worker,
-        "driver": replace(listed.driver, pruned=listed.worker.pruned + listed.driver.pruned),
-        "runner": replace(listed.runner, pruned=listed.worker.pruned + listed.runner.pruned),
-    }
+    listed = {name: structure(Contents, value, "contents.toml") for name, value in tomllib.loads(text).items()}
+    worker = listed.pop("worker")
+    more = {name: replace(package, pruned=worker.pruned + package.pruned) for name, package in listed.items()}
+    return {"worker": worker, **more}
 
 
 def files_of(packages: Sequence[str]) -> set[tuple[str, Path]]:

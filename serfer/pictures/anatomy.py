@@ -69,7 +69,6 @@ def halo(stage: Stage) -> float:
 
 
 def in_one_gang(plan: Plan, number: int) -> bool:
-    """Return whether a stage and the one before it belong to one gang: between them only borders travel."""
     gang = plan.gang_of(number)
     return gang is not None and number > gang.start
 

@@ -47,7 +47,6 @@ def picture_settings() -> AbstractContextManager[None]:
 
 
 def save(figure: Figure, out: Path) -> None:
-    """Write a figure, its format by the suffix; raises InputError where it cannot be written."""
     write_whole(out, render(figure, out.suffix.lower()[1:]))
 
 
@@ -67,7 +66,6 @@ def _font_file(*, bold: bool) -> str:
 
 
 def text_width(line: str, size: float, *, bold: bool = False) -> float:
-    """Return how many inches a line of text is wide."""
     font = FontProperties(fname=_font_file(bold=bold), size=size)
     return float(text_to_path.get_text_width_height_descent(drawable(line, bold=bold), font, ismath=False)[0]) / _POINTS
 

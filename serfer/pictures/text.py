@@ -58,19 +58,16 @@ class _Margin:
         return "".join("│ " if lane in used else "  " for lane in range(self.width))
 
     def turn(self, tensor: Tensor, corner: str) -> str:
-        """Return the lanes with a tensor's turn between its own and the boxes, across whatever passes."""
         lane, beside = self.lanes[tensor], self.beside()
         crossed = beside[2 * lane + 1 :].replace("│", "┼").replace(" ", "─")
         return f"{beside[: 2 * lane]}{corner}{crossed}──┤"
 
     def starts(self, tensor: Tensor) -> str:
-        """Return the line where a tensor leaves the boxes; it passes from there on."""
         line = self.turn(tensor, "╭")
         self.passing.append(tensor)
         return line
 
     def ends(self, tensor: Tensor) -> str:
-        """Return the line where a tensor comes back to the boxes; it passes no longer."""
         self.passing.remove(tensor)
         return self.turn(tensor, "╰")
 

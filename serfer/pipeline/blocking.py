@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from functools import update_wrapper
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
@@ -16,7 +17,6 @@ from serfer.core.plan.answers import Answer, as_answer
 from serfer.core.report import ImageAnswer, PredictedImage, QueryReport
 from serfer.core.units import MS_PER_S
 from serfer.drivers.driver import NO_CONTEXT, RequestContext
-from serfer.images import DecodedImage
 from serfer.pipeline.event_loop import result_of
 from serfer.pipeline.pipeline import DEADLINE_S, AsyncPipeline, Image, names_of
 from serfer.pipeline.query import NamedImage, Wanted, check_images
@@ -185,8 +185,10 @@ class Pipeline:
             raise DeadlineError(
                 f"no answer by the deadline of {ms}: it passed while the images were decoded; allow more"
             )
-        queries = []
-        for places in _of_one_size(decoded):
+        queries, of_one_size = [], defaultdict(list)
+        for place, image in enumerate(decoded):
+            of_one_size[image.pixels.shape].append(place)
+        for places in of_one_size.values():
             batch = np.stack([decoded[place].pixels for place in places])
             named = [NamedImage(names[place], decoded[place].size) for place in places]
             query = self.asynchronous.answer(batch, deadline_s=left_s, decoded_s=decoded_s, images=named, wanted=wanted)
@@ -217,10 +219,3 @@ class Pipeline:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _of_one_size(images: Sequence[DecodedImage]) -> Iterable[list[int]]:
-    places: dict[tuple[int, ...], list[int]] = {}
-    for place, image in enumerate(images):
-        places.setdefault(image.pixels.shape, []).append(place)
-    return places.values()

@@ -115,14 +115,10 @@ class LoopThread:
             raise self._fork_error()
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
-    async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> Awaitable[T]:
         """Run a coroutine on the loop for one on this or another loop; a cancelled caller cancels it."""
-        if asyncio.get_running_loop() is self._loop:
-            return await coroutine
-        if os.getpid() != self._process:
-            coroutine.close()
-            raise self._fork_error()
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
+        on_loop = asyncio.get_running_loop() is self._loop
+        return coroutine if on_loop else asyncio.wrap_future(self.submit(coroutine))
 
     async def compute(self, size: float, call: Callable[..., T], *arguments: Any) -> T:  # noqa: ANN401 - the call's
         """Call what works on so many bytes, in a thread where that takes a loop more than a millisecond."""
@@ -159,8 +155,7 @@ class RunningLoop(LoopThread):
 def result_of(future: Future[T]) -> T:
     """Wait for a coroutine's result; an interrupted caller cancels it.
 
-    It waits in slices: between them signals are let through, which might else come as this thread holds a lock that
-    the loop needs.
+    It waits in slices, between which signals are let through: this thread then holds no lock that the loop needs.
     """
     with signals_held() as let_through:
         try:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from serfer.control.throttle import Occupancy
 from serfer.core.errors import SerferError
@@ -14,7 +13,7 @@ from serfer.core.keys import NO_QUERY, input_key, output_key
 from serfer.core.plan import Plan
 from serfer.core.report import FunctionLoad
 from serfer.core.run_machine import Failure, FailureKind
-from serfer.core.wire import WarmUp, WarmUpAnswer
+from serfer.core.wire import WarmUp
 from serfer.drivers.dispatching.priority_semaphore import PrioritySemaphore
 from serfer.storage.store import Store
 
@@ -49,14 +48,6 @@ _PATIENCE_S = 5.0
 _WRITE_S, _TTL_S = 10.0, 60.0  # between two writes while the store takes them: S3 bills each like a dozen reads
 
 
-class Functions(Protocol):
-    """Functions that can be asked about without running a task."""
-
-    async def check(self, function: str) -> Failure | None: ...
-
-    async def warm(self, function: str, request: WarmUp) -> WarmUpAnswer | Failure: ...
-
-
 @dataclass(frozen=True)
 class Health:
     """The errors of the store and of the functions, each in one line; empty where there is none.
@@ -80,7 +71,7 @@ class Probe:
     Workers in process, for which `functions` is None, are always there.
     """
 
-    def __init__(self, plan: Plan, store: Store, functions: Functions | None, cold: Plan | None = None) -> None:
+    def __init__(self, plan: Plan, store: Store, functions: LambdaInvoker | None, cold: Plan | None = None) -> None:
         self._plan = plan
         self._plans = [plan, *([cold] if cold else [])]
         self.store = store
@@ -121,9 +112,11 @@ class Probe:
         if self._functions is None:
             return []
         looks = [
-            self._functions.warm(name, WarmUp(plan.digest, stage, part, 0.0)) if start else self._functions.check(name)
+            self._functions.warm(plan.function(stage, part), WarmUp(plan.digest, stage, part, 0.0))
+            if start
+            else self._functions.check(plan.function(stage, part))
             for plan in self._plans
-            for (stage, part), name in _functions(plan)
+            for stage, part in plan.functions
         ]
         results = await asyncio.gather(*looks)
         return [failure for failure in results if isinstance(failure, Failure)]
@@ -131,7 +124,3 @@ class Probe:
 
 def probes(plan: Plan) -> list[str]:
     return [input_key(NO_QUERY, 0), *(output_key(NO_QUERY, number, 0) for number in range(len(plan.stages)))]
-
-
-def _functions(plan: Plan) -> Sequence[tuple[tuple[int, int], str]]:
-    return [(part, plan.function(*part)) for part in plan.functions]

@@ -26,19 +26,32 @@ from serfer.core.plan import ImageLimits, Plan
 from serfer.core.report import FunctionLoad
 from serfer.core.wire import MAX_TTL
 from serfer.drivers.driver import NO_CONTEXT, TTL_MARGIN_S, Driver, RequestContext
+from serfer.drivers.push import PushDriver
 from serfer.drivers.target import Target
 from serfer.images import DecodedImage, Recipe, decode_image, read_image, stacked
 from serfer.pipeline.event_loop import LoopThread, never_free_in_forks
 from serfer.pipeline.health import FunctionGauge, Health, Probe
 from serfer.pipeline.plan_choice import OnePlan, TwoPlans
-from serfer.pipeline.query import NamedImage, Query, Wanted, check_batch, cut_crops, plan_for, preprocess_of, size_of
+from serfer.pipeline.query import (
+    NamedImage,
+    Query,
+    Wanted,
+    check_batch,
+    check_finite,
+    cut_crops,
+    plan_for,
+    preprocess_of,
+    size_of,
+)
 from serfer.pipeline.result import Result, from_cache, from_functions, from_instance, with_counts
 from serfer.pipeline.result_cache import Keeper, ResultCache
+from serfer.pipeline.thread_work import EncodedImages, ThreadWork
 from serfer.pipeline.warm import HOLD_S, Warmer, Warmth, warm
 from serfer.results import Results, StoredResult, planned_manifest
 
 Image = bytes | str | Path
 _ALL = Wanted()
+_NO_ARRAY = np.empty(0, np.uint8)
 _ELEMENT_BYTES = 4  # float32
 DEADLINE_S = 120.0
 _now = time.monotonic  # the event loop's, and so the driver's, clock
@@ -51,7 +64,8 @@ class AsyncPipeline:
     A `target` is asked for every query first; those that it does not take, `driver` takes through the plan's functions.
     Without a driver the target takes all. With `plans`, which has the driver then, queries also run on a second plan.
     With a `keeper`, answers may be kept as results; with a `gauge`, the load of the functions is known. `warmth` is
-    what keeps the functions warm, if anything does, for metrics.
+    what keeps the functions warm, if anything does, for metrics. Where its only function computes `in_threads` of this
+    process, queries of arrays end by themselves at their deadlines.
     """
 
     def __init__(  # noqa: PLR0913 - its parts, by name
@@ -89,6 +103,11 @@ class AsyncPipeline:
         self._keeper = keeper
         self._gauge = gauge
         self.closed = False
+        only = self._plans if isinstance(self._plans, OnePlan) and not (target or cache) else None
+        push = only.driver if only and isinstance(only.driver, PushDriver) else None
+        self._reason = only.reason if only else ""
+        self._short = push if push and push.threads else None  # that may take the short way
+        self.in_threads = self._short is not None
 
     @property
     def last(self) -> Result:
@@ -113,14 +132,6 @@ class AsyncPipeline:
         """Return the result with an id; raises ResultGoneError where its owner has none, or none any more."""
         return StoredResult(self.results, self.results.read(owner, result))
 
-    def _owned(self, query: Query) -> Query:
-        """Return a query that does not change with its caller's array: cut, or copied where two plans may be asked."""
-        if self.target is None and not isinstance(self._plans, TwoPlans):
-            plan = plan_for(self.plan, query.array, query.context.window)
-            crops = cut_crops(plan, query.array, query.context.levels)
-            return replace(query, crops=crops, cut=(query.cut[0], _now()))
-        return replace(query, array=query.array.copy()) if query.array.flags.writeable else query
-
     async def answer(
         self,
         batch: Any,  # noqa: ANN401 - as run's
@@ -138,14 +149,37 @@ class AsyncPipeline:
         """
         array = batch if type(batch) is np.ndarray else array_of(batch, "batch")  # nothing to do for most
         size = inf if self._cache is not None else array.nbytes  # a look into the store blocks
-        query = await self.loop.compute(size, self._query, array, deadline_s, context, decoded_s, images, wanted)
+        values = self._short is None  # else in the task's thread
+        made = partial(self._query, array, deadline_s, context, decoded_s, images, wanted, values=values)
+        query = await self.loop.compute(size if values else 0, made)
         return query if isinstance(query, Result) else await self.loop.run(self._answer(query))
+
+    def decodes(self, images: int, context: RequestContext) -> bool:
+        """Return whether `answer_encoded` takes a query of so many images."""
+        threads, plan = self._short, self.plan
+        return (
+            threads is not None
+            and plan.sizes is None
+            and threads.is_short(images, images * plan.input.elements, context)
+        )
+
+    def answer_encoded(
+        self, encoded: EncodedImages, *, deadline_s: float, context: RequestContext = NO_CONTEXT, wanted: Wanted = _ALL
+    ) -> Awaitable[Result]:
+        """Return the result of a query of images that are decoded in the thread of its task, where `decodes` says so.
+
+        Raises what `submit` does, and what decoding raises; a cancelled caller cancels the query.
+        """
+        self.check(deadline_s)
+        query = Query(_NO_ARRAY, (), wanted, (0.0, 0.0), deadline_s, None, context)
+        return self.loop.run(self._in_thread(query, len(encoded.names), encoded))
 
     def begin(self, batch: Any, deadline_s: float, context: RequestContext) -> Future[Result]:  # noqa: ANN401 - as run's
         """Start a query whose array the caller may change from then on, and return its result to come."""
         query = self._query(array_of(batch, "batch"), deadline_s, context)
         if isinstance(query, Query):
-            return self.loop.submit(self._answer(self._owned(query)))
+            own = replace(query, array=query.array.copy()) if query.array.flags.writeable else query
+            return self.loop.submit(self._answer(own))
         future: Future[Result] = Future()
         future.set_result(query)
         return future
@@ -158,14 +192,16 @@ class AsyncPipeline:
         decoded_s: float = 0.0,
         images: Sequence[NamedImage] = (),
         wanted: Wanted = _ALL,
+        *,
+        values: bool = True,
     ) -> Query | Result:
         """Check a query of an array, and return it, or its result where the answer is kept."""
         started, plan = _now() - decoded_s, plan_for(self.plan, array, context.window)
-        check_batch(plan, array)
+        check_batch(plan, array, values=values)
         self.check(deadline_s)
         if context.result is not None:
             self._check_result(context.result, len(array))
-        query = Query(array, images, wanted, (started, _now()), deadline_s, None, context)
+        query = Query(array, images, wanted, (started, _now()), deadline_s, None, context, finite=values)
         if self._cache is None or context.result is not None:
             return query
         what = f"{array.dtype} {array.shape} {context.window} {context.levels or ''}"
@@ -219,7 +255,21 @@ class AsyncPipeline:
         if not 0 < deadline_s <= MAX_DEADLINE_S:
             raise UsageError(f"the deadline must be more than 0 s and at most {MAX_DEADLINE_S:g} s, not {deadline_s}")
 
+    async def _in_thread(self, query: Query, batch: int, encoded: EncodedImages | None = None) -> Result:
+        """Take the short way (serfer/drivers/short_run.py), which the driver said that there is."""
+        if self._short is None:
+            raise UsageError("this pipeline computes elsewhere, and takes decoded images")
+        plan = self.plan if encoded else plan_for(self.plan, query.array)
+        work = ThreadWork(plan, query, self.facts, self._reason, encoded)
+        self._last = made = await self._short.run_in_thread(work, batch, query.deadline_s, query.context)
+        return made
+
     async def _answer(self, query: Query) -> Result:
+        if self._short:
+            if size := size_of(self.plan, query.array):
+                query = replace(query, context=replace(query.context, size=size))
+            if self._short.is_short(query.batch, query.array.nbytes, query.context):
+                return await self._in_thread(query, query.batch)
         started, served = _now(), None
         # Instances write to no store, and know the plan's levels alone.
         if self.target is not None and query.context.result is None and query.context.levels is None:
@@ -239,17 +289,19 @@ class AsyncPipeline:
         if self._plans is None:
             raise UnavailableError("no instance took the query, and this pipeline has no functions")
         with self._plans.choose() as chosen:
-            plan, crops = plan_for(chosen.plan, query.array, query.context.window), query.crops
-            if crops is None:
-                crops = await self.loop.compute(query.array.nbytes, cut_crops, plan, query.array, query.context.levels)
-                query = replace(query, cut=(query.cut[0], _now()))
+            plan, size = plan_for(chosen.plan, query.array, query.context.window), query.array.nbytes
+            if not query.finite:
+                await self.loop.compute(size, check_finite, query.array)
+            crops = await self.loop.compute(size, cut_crops, plan, query.array, query.context.levels)
+            query = replace(query, cut=(query.cut[0], _now()))
             left_s = deadline - _now()
             if left_s <= 0:
                 raise DeadlineError("no answer by the deadline: it passed before the query could begin")
             place = query.context.result  # whose lifetime begins now
             kept = planned_manifest(chosen.plan, place, query.batch, self.results.now()) if place else None
-            size = size_of(chosen.plan, query.array)
-            context = replace(query.context, size=size) if size else query.context
+            context = query.context
+            if chosen.plan.sizes:
+                context = replace(context, size=size_of(chosen.plan, query.array))
             answer = chosen.complete(await chosen.driver.run(crops, query.batch, left_s, context))
         if kept and self._keeper:
             answer = with_counts(answer, await self._keeper.finish(kept, deadline))

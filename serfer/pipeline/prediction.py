@@ -46,8 +46,8 @@ def predicted(plan: Plan, outputs: Outputs, images: Sequence[NamedImage], wanted
     if wanted.classes:
         [logits] = outputs.values()
         rows = zip(images, logits, strict=True)
-        return tuple(ImageAnswer(image.name, best_classes(plan, row, wanted.top_k)) for image, row in rows)
-    return tuple(_predicted(plan, outputs, number, image, wanted) for number, image in enumerate(images))
+        return tuple([ImageAnswer(image.name, best_classes(plan, row, wanted.top_k)) for image, row in rows])
+    return tuple([_predicted(plan, outputs, number, image, wanted) for number, image in enumerate(images)])
 
 
 def draws(plan: Plan) -> bool:

@@ -46,8 +46,8 @@ class Query:
     """A batch as `Pipeline.run` takes it, and what its answer should have.
 
     Where it was made from `images`, the report says what was `wanted` of each. `cut` are the times, on the event loop's
-    clock, at which decoding and cutting began and ended. `key` is what the answer is kept under, if it is. `crops` are
-    one for each tile of the first stage, None where they are yet to be cut.
+    clock, at which decoding and cutting began and ended. `key` is what the answer is kept under, if it is. The array is
+    `finite` where that was checked.
     """
 
     array: NDArray[Any]
@@ -57,7 +57,7 @@ class Query:
     deadline_s: float
     key: str | None
     context: RequestContext
-    crops: Sequence[Crop] | None = None
+    finite: bool = True
 
     @property
     def batch(self) -> int:
@@ -91,8 +91,8 @@ def size_of(plan: Plan, array: NDArray[Any]) -> tuple[int, int] | None:
     )
 
 
-def check_batch(plan: Plan, array: NDArray[Any]) -> None:
-    """Refuse what the plan does not take.
+def check_batch(plan: Plan, array: NDArray[Any], *, values: bool = True) -> None:
+    """Refuse what the plan does not take; with `values`, also by what is in it.
 
     Raises InputError for another shape or type and for values that are not finite, PlanError for pixels where the plan
     does not say how they become its input.
@@ -100,7 +100,8 @@ def check_batch(plan: Plan, array: NDArray[Any]) -> None:
     shape, count = plan.input, len(array) if array.ndim else 0
     if 1 <= count <= MAX_BATCH:
         if array.dtype == np.float32 and array.shape == (count, shape.channels, shape.height, shape.width):
-            _check_finite(array)
+            if values:
+                check_finite(array)
             return
         if array.dtype == np.uint8 and array.shape == (count, shape.height, shape.width, shape.channels):
             preprocess_of(plan)
@@ -112,7 +113,10 @@ def check_batch(plan: Plan, array: NDArray[Any]) -> None:
     )
 
 
-def _check_finite(batch: NDArray[Any]) -> None:
+def check_finite(batch: NDArray[Any]) -> None:
+    """Raise InputError for values (N, C, H, W) that are not finite; pixels always are."""
+    if batch.dtype == np.uint8:
+        return
     finite = np.isfinite(batch).all(axis=(1, 2, 3))
     if not finite.all():
         raise InputError(
@@ -136,14 +140,15 @@ def check_images(plan: Plan, images: Sequence[object], names: Sequence[str] | No
     Raises UsageError for what no query has: no class, no list, too many images, or names that do not match; that or
     PlanError where a plan gives no boxes, or no classes, and these are wanted.
     """
-    if isinstance(images, str | bytes) or not isinstance(images, Sequence):
+    if isinstance(images, str | bytes) or not isinstance(images, list | tuple | Sequence):  # quickest first
         raise UsageError(f"images are a list of paths or of files' bytes, not a {type(images).__name__}")
     if wanted.top_k < 1:
         raise UsageError(f"top-k must be 1 or more, not {wanted.top_k}")
-    if not 1 <= len(images) <= MAX_BATCH:
-        raise UsageError(f"a query has 1 to {MAX_BATCH} images, not {len(images)}")
-    if names is not None and len(names) != len(images):
-        raise UsageError(f"{len(names)} names were given for {len(images)} images")
+    count = len(images)
+    if not 1 <= count <= MAX_BATCH:
+        raise UsageError(f"a query has 1 to {MAX_BATCH} images, not {count}")
+    if names is not None and len(names) != count:
+        raise UsageError(f"{len(names)} names were given for {count} images")
     if wanted.min_score is not None and plan.detection is None:
         raise UsageError(f"min_score is for boxes, and {plan.model} gives none (docs/how-to/detect.md)")
     if wanted.classes and not plan.classifies:
@@ -155,10 +160,14 @@ def check_images(plan: Plan, images: Sequence[object], names: Sequence[str] | No
 
 
 def cut_crops(plan: Plan, array: NDArray[Any], levels: Levels | None = None) -> list[Crop]:
-    """Cut a batch that was checked into what each tile of the first stage reads; `levels` replace those of the plan."""
+    """Cut a batch that was checked into what each tile of the first stage reads; `levels` replace those of the plan.
+
+    What lies together in the array is not copied: it must stay as it is.
+    """
     tiles = [tile.inputs[0].slices for tile in plan.stages[0].tiles]
     if array.dtype == np.uint8:
         if levels is None and plan.preprocess and plan.as_split:
             levels = plan.preprocess.levels
-        return [Crop("uint8", array[:, *slices].tobytes(), levels) for slices in tiles]
-    return [Crop("float32", array[:, :, *slices].astype("<f4", copy=False).tobytes()) for slices in tiles]
+        return [Crop("uint8", np.ascontiguousarray(array[:, *slices]).data.cast("B"), levels) for slices in tiles]
+    values = array.astype("<f4", copy=False)
+    return [Crop("float32", np.ascontiguousarray(values[:, :, *slices]).data.cast("B")) for slices in tiles]

@@ -14,7 +14,7 @@ from serfer.core.errors import PlanError
 from serfer.core.plan import Plan
 from serfer.core.plan.answers import Answer, as_answer, shaped
 from serfer.core.plan.pixels import normalise
-from serfer.pipeline.query import plan_for
+from serfer.pipeline.query import plan_for, preprocess_of
 
 Array = NDArray[np.float32]
 Run = Callable[[NDArray[Any]], Answer]
@@ -54,6 +54,4 @@ def _runner(plan: Plan, path: Path) -> Run:
 
 def normalised(plan: Plan, pixels: NDArray[np.uint8]) -> Array:
     """Return pixels, (N, H, W, C) uint8, as the network's input, (N, C, H, W) float32: (x * scale - mean) / std."""
-    if plan.preprocess is None:
-        raise PlanError("the plan does not say how pixels become numbers; describe it (serfer describe --preprocess)")
-    return normalise(pixels, plan.preprocess)
+    return normalise(pixels, preprocess_of(plan))

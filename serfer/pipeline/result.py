@@ -17,7 +17,7 @@ from serfer.drivers.driver import Answer, Overheads
 from serfer.drivers.target import InstanceAnswer
 from serfer.pipeline.prediction import predicted
 from serfer.pipeline.query import Query
-from serfer.pipeline.report import make_report, report_without_stages
+from serfer.pipeline.report import make_report
 from serfer.results import ResultManifest
 
 Logits = NDArray[np.float32]
@@ -25,7 +25,7 @@ Logits = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Result:
-    """A query's end: its outputs by name, its report, and the most often that any of its workers read its weights.
+    """A query's end: its outputs by name, and its report.
 
     `answer` is the driver's record: every attempt of every task, with times. On the same clock, in seconds, are when
     decoding and cutting into crops began and ended (`split`), and when the outputs were there (`answered`). `served` is
@@ -36,13 +36,17 @@ class Result:
 
     outputs: Outputs
     report: QueryReport
-    weight_loads: int
     answer: Answer
     split: tuple[float, float]
     answered: float
     served: InstanceAnswer | None = None
     plan: Plan | None = None
     kept: ResultManifest | None = None
+
+    @property
+    def weight_loads(self) -> int:
+        """The most often that any of its workers read its weights, up to then."""
+        return max((report.weight_loads for run in self.answer.stages for report in run.reports), default=0)
 
     @property
     def logits(self) -> Logits:
@@ -61,9 +65,8 @@ def from_functions(
 ) -> Result:
     outputs = {} if kept else _finite(assembled(plan, answer.outputs, query.batch))
     images = predicted(plan, outputs, query.images, query.wanted)
-    report = make_report(plan, answer, images, now - query.cut[0], facts, plan_reason)
-    loads = max((report.weight_loads for run in answer.stages for report in run.reports), default=0)
-    return Result(outputs, report, loads, answer, query.cut, now, plan=plan, kept=kept)
+    report = make_report(plan, answer, images, now - min(query.cut[0], answer.started), facts, plan_reason)
+    return Result(outputs, report, answer, query.cut, now, plan=plan, kept=kept)
 
 
 def with_counts(answer: Answer, counts: StoreCounts) -> Answer:
@@ -73,23 +76,23 @@ def with_counts(answer: Answer, counts: StoreCounts) -> Answer:
 def from_instance(plan: Plan, query: Query, served: InstanceAnswer, started: float, now: float) -> Result:
     outputs = _finite(by_name(plan, served.logits))
     images = predicted(plan, outputs, query.images, query.wanted)
-    report = report_without_stages(plan, images, now - query.cut[0], served.cost_usd, "gpu", StoreCounts())
     answer = Answer("", started, now, (), (), (), Overheads())
-    return Result(outputs, report, 0, answer, query.cut, now, served)
+    report = make_report(plan, answer, images, now - query.cut[0], target="gpu", usd=served.cost_usd)
+    return Result(outputs, report, answer, query.cut, now, served)
 
 
 def from_cache(plan: Plan, query: Query, outputs: Outputs, now: float) -> Result:
     started, images = query.cut[0], predicted(plan, outputs, query.images, query.wanted)
     counts = StoreCounts(bytes_get=sum(output.nbytes for output in outputs.values()), gets=1)
-    report = report_without_stages(plan, images, now - started, 0.0, "cache", counts)
     answer = Answer("", started, now, (), (), (), Overheads(counts=counts))
-    return Result(outputs, report, 0, answer, (started, started), now)
+    report = make_report(plan, answer, images, now - started, target="cache")
+    return Result(outputs, report, answer, (started, started), now)
 
 
 def _finite(outputs: Outputs) -> Outputs:
     for name, values in outputs.items():
         finite = np.isfinite(values)
-        if not finite.all():
+        if not np.logical_and.reduce(finite, axis=None):
             image, *place = np.argwhere(~finite)[0].tolist()
             raise NotFiniteError(
                 f"the network's output {name!r} for image {image} is {values[image, *place]} at {place}, which is not "

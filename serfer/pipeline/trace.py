@@ -76,7 +76,7 @@ def query_span(name: str, result: Result, queued: tuple[float, float] | None = N
     for number, (stage, gang) in enumerate(zip(answer.stages, gang_starts(answer.stages), strict=True)):
         if gang in (None, number):
             children.append(_stage(number, stage, answer, report.stages[number].grid))
-    started = queued[0] if queued else result.split[0]
+    started = queued[0] if queued else min(result.split[0], answer.started)
     return Span(name, started, result.answered, attributes, children)
 
 

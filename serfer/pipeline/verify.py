@@ -71,7 +71,9 @@ def verify(
     Raises PlanError for a map plan, what reading an image raises, and ModelError where an unsplit answer is not finite.
     """
     check_whole_images(pipeline.plan)
-    _check_there(images)
+    for path in images:  # named before anything else that is wrong: a plan may not say how images become inputs
+        if not path.exists():
+            raise ImageError(f"{path} does not exist")
     computed = unsplit(pipeline.plan, directory)
     given = original(pipeline.plan, directory) if pipeline.plan.original else None
     rows: list[AnswerComparison] = []
@@ -95,13 +97,6 @@ def _with_finite_answer(batch: NDArray[Any], run: Run) -> tuple[NDArray[Any], An
     if batch.dtype == np.uint8 or finite_share(answer) == 1:
         return batch, answer
     return np.abs(batch), run(np.abs(batch))
-
-
-def _check_there(images: Sequence[Path]) -> None:
-    """Name a missing file before anything else that is wrong: a plan may not say how images become inputs."""
-    for path in images:
-        if not path.exists():
-            raise ImageError(f"{path} does not exist")
 
 
 def _inputs(pipeline: Pipeline, images: Sequence[Path], count: int) -> Iterator[tuple[str, NDArray[Any]]]:

@@ -7,7 +7,6 @@ at once need that many times over. A warm-up request also builds the sessions, s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -58,7 +57,13 @@ async def warm(plan: Plan, warmer: Warmer, queries: int, hold_s: float = HOLD_S)
         request = WarmUp(plan.digest, stage, part, hold_s)
         name = plan.function(stage, part)
         answers = await asyncio.gather(*(warmer.warm(name, request) for _ in range(count)))
-        warmths.append(_warmth(warmer.called(name), answers))
+        warmed = [answer for answer in answers if isinstance(answer, WarmUpAnswer)]
+        starts = [answer.init_ms for answer in warmed if answer.init_ms > 0]
+        slowest_ms = max(starts, default=0.0)
+        there = len({answer.environment for answer in warmed})
+        failed = [f"{answer.kind.value}: {answer.message}" for answer in answers if isinstance(answer, Failure)]
+        problem = failed[0] if failed else None
+        warmths.append(Warmth(warmer.called(name), count, there, len(starts), slowest_ms, problem))
     return warmths
 
 
@@ -93,13 +98,3 @@ def environments(plan: Plan, queries: int) -> dict[tuple[int, int], int]:
         (stage, part): min(queries * sum(tile.function == part for tile in plan.stages[stage].tiles), MOST_AT_ONCE)
         for stage, part in plan.functions
     }
-
-
-def _warmth(function: str, answers: Sequence[WarmUpAnswer | Failure]) -> Warmth:
-    warmed = [answer for answer in answers if isinstance(answer, WarmUpAnswer)]
-    starts = [answer.init_ms for answer in warmed if answer.init_ms > 0]
-    problem = next(
-        (f"{answer.kind.value}: {answer.message}" for answer in answers if isinstance(answer, Failure)), None
-    )
-    environments = len({answer.environment for answer in warmed})
-    return Warmth(function, len(answers), environments, len(starts), max(starts, default=0.0), problem)

@@ -6,6 +6,8 @@ import errno
 import os
 from pathlib import Path
 
+from serfer.files import sync_folder
+
 TEMPORARY = ".part"
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -28,11 +30,3 @@ def write_durably(path: Path, *data: bytes | memoryview) -> None:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
-
-
-def sync_folder(folder: Path) -> None:
-    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)

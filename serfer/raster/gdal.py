@@ -33,19 +33,12 @@ _OPTIONS = {
 _MOST_REASON = 200
 _OPENING = Lock()
 # Formats by their first bytes; GDAL may use no other driver.
-_SIGNATURES = {
-    b"II*\0": "GTiff",
-    b"MM\0*": "GTiff",
-    b"II+\0": "GTiff",
-    b"MM\0+": "GTiff",
-    b"\x89PNG": "PNG",
-    b"\xff\xd8\xff": "JPEG",
-}
+_TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+_SIGNATURES = dict.fromkeys(_TIFF, "GTiff") | {b"\x89PNG": "PNG", b"\xff\xd8\xff": "JPEG"}
 SIGNATURE_BYTES = 4
 
 
 def driver_of(start: bytes, name: str) -> str:
-    """Return the driver for a file that begins so; raises ImageError for a file of another format."""
     if not start:
         raise ImageError(f"{name} is empty")
     for signature, driver in _SIGNATURES.items():
@@ -63,10 +56,7 @@ def library() -> Any:  # noqa: ANN401 - the module rasterio, untyped
 
 @contextmanager
 def gdal(path: str, options: Mapping[str, str] | None = None) -> Iterator[Any]:
-    """Enter GDAL's settings for this thread, in which it may fetch `path` alone; yields rasterio.
-
-    `options` are those of the access to S3.
-    """
+    """Enter GDAL's settings for this thread, with `options` of S3, in which it may fetch `path` alone."""
     rasterio = library()
 
     class Given(rasterio.session.Session):  # type: ignore[name-defined, misc] # untyped
@@ -98,7 +88,6 @@ def limit_cache(size: int) -> None:
 
 @contextmanager
 def image_errors(name: str, path: str, done: str) -> Iterator[None]:
-    """Turn whatever GDAL and rasterio raise of a file at GDAL's `path` into ImageError that calls it `name`."""
     try:
         yield
     except SerferError:

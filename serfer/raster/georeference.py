@@ -44,10 +44,7 @@ class Georeference:
 
     @property
     def pixel_m2(self) -> float | None:
-        """Square metres of a pixel, None where the reference system has no metres, or none that are true to scale.
-
-        Degrees have none, and Mercator's grow with the latitude.
-        """
+        """Square metres of a pixel; None in degrees, or where a system is not true to scale, as Mercator's."""
         if self.crs is None or self.transform is None:
             return None
         a, b, _, d, e, _ = self.transform
@@ -60,10 +57,7 @@ class Georeference:
 
 
 def longitude_latitude(crs: str, points: Points) -> Points:
-    """Return points (K, 2), x and y in a CRS (WKT), as longitude and latitude (K, 2) in degrees of WGS 84.
-
-    Raises ImageError for a CRS from which there is no way there, or points that have no place in it.
-    """
+    """Return points (K, 2), x and y in a CRS (WKT), in degrees of WGS 84; raises ImageError where they have none."""
     with gdal(""):
         from rasterio import warp  # noqa: PLC0415 - of an extra
 

@@ -82,13 +82,9 @@ class Bucket:
             return bytes(said["Body"].read(count))
 
     def gdal_options(self) -> dict[str, str]:
-        """Return the options by which GDAL sends its requests where botocore sends them, with credentials of now."""
         url = urlsplit(self._client.meta.endpoint_url)
-        given = {
-            "AWS_REGION": self._client.meta.region_name,
-            "AWS_HTTPS": "YES" if url.scheme == "https" else "NO",
-            "AWS_S3_ENDPOINT": url.netloc,
-        }
+        given = {"AWS_REGION": self._client.meta.region_name, "AWS_S3_ENDPOINT": url.netloc}
+        given["AWS_HTTPS"] = "YES" if url.scheme == "https" else "NO"
         if not (url.hostname or "").endswith((".amazonaws.com", ".amazonaws.com.cn")):
             given["AWS_VIRTUAL_HOSTING"] = "FALSE"
         if bundle := self._session.get_config_variable("ca_bundle"):
@@ -102,10 +98,7 @@ class Bucket:
         return given | ({"AWS_SESSION_TOKEN": frozen.token} if frozen.token else {})
 
     def upload(self, file: Path, record: Path) -> None:
-        """Put a file as the object: in one request, or in parts, which a failure deletes.
-
-        `record` remembers an upload in parts; what a killed process began is deleted when it is called again.
-        """
+        """Put a file as the object; `record` remembers an upload in parts, which another call deletes after a kill."""
         from boto3.s3.transfer import TransferConfig, create_transfer_manager  # noqa: PLC0415 - most results are files
 
         self._forget(record)
@@ -126,7 +119,6 @@ class Bucket:
             record.unlink(missing_ok=True)
 
     def _forget(self, record: Path) -> None:
-        """Delete the parts of an upload that an earlier process began and did not end."""
         if not record.exists():
             return
         try:

@@ -7,18 +7,14 @@ blue, by k mod 3. So class 0 is black, 1 (128, 0, 0), 2 (0, 128, 0), 3 (128, 128
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
-
-from serfer.core.errors import ImageError, UsageError
 
 CLASSES = 256
 _BITS = 8
@@ -38,12 +34,7 @@ def _colour(number: int) -> tuple[int, int, int]:
     return channels[0], channels[1], channels[2]
 
 
-def colours(mask: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    return np.array(palette(), np.uint8)[mask]
-
-
 def mask_image(mask: NDArray[np.uint8]) -> Image.Image:
-    """Return a mask (rows, cols) of classes 0 to 255 as an image of these indices with our palette."""
     image = Image.fromarray(np.ascontiguousarray(mask, np.uint8))
     image.putpalette([level for colour in palette() for level in colour])
     return image
@@ -70,13 +61,7 @@ class DepthScale:
         scaled = 1 + (np.where(valid, values, self.min).astype(np.float64) - self.min) / span * (_TOP - 1)
         return np.where(valid, np.rint(scaled), 0).astype(np.uint16)
 
-    def values(self, levels: NDArray[np.uint16]) -> NDArray[np.float32]:
-        """Return the values that levels stand for, NaN for 0; they differ by at most (max - min) / 131068."""
-        values = self.min + (levels.astype(np.float64) - 1) / (_TOP - 1) * (self.max - self.min)
-        return np.where(levels == 0, np.nan, values).astype(np.float32)
-
     def metadata(self) -> PngInfo:
-        """Return the PNG's texts `serfer:min` and `serfer:max`, from which `read_depth` finds the values again."""
         info = PngInfo()
         info.add_text(_MIN, repr(self.min))
         info.add_text(_MAX, repr(self.max))
@@ -86,24 +71,3 @@ class DepthScale:
 def _valid(values: NDArray[Any], nodata: float | None) -> NDArray[np.bool_]:
     finite: NDArray[np.bool_] = np.isfinite(values)
     return finite if nodata is None else finite & (values != nodata)
-
-
-def write_depth(path: Path, values: NDArray[Any], nodata: float | None = None) -> None:
-    """Write values (rows, cols) as a PNG of 16 bits; raises UsageError where none is finite, OSError."""
-    scale = DepthScale.of(values, nodata)
-    if scale is None:
-        raise UsageError(f"{path} cannot be written: none of the values is finite")
-    Image.fromarray(scale.levels(values, nodata)).save(path, "PNG", pnginfo=scale.metadata())
-
-
-def read_depth(path: Path) -> NDArray[np.float32]:
-    """Return the values (rows, cols) of a PNG of `write_depth`; raises ImageError."""
-    try:
-        with Image.open(path, formats=["PNG"]) as image:
-            levels = np.asarray(image, np.uint16)
-            scale = DepthScale(float(image.info[_MIN]), float(image.info[_MAX]))
-    except (OSError, KeyError, ValueError, SyntaxError) as error:
-        raise ImageError(f"{path} is not a depth image of SerFer: {error}") from error
-    if levels.ndim != 2 or not math.isfinite(scale.max - scale.min):  # noqa: PLR2004 - rows, cols
-        raise ImageError(f"{path} is not a depth image of SerFer")
-    return scale.values(levels)

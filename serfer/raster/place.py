@@ -37,13 +37,12 @@ class S3Place:
 
 
 def parse_place(place: str | Path) -> Path | S3Place:
-    """Take a place apart; raises UsageError for a malformed URL, and for a URL that is none of S3."""
     if isinstance(place, Path):
         return place
-    if not (scheme := _SCHEME.match(place)):
+    if isinstance(place, str) and not _SCHEME.match(place):
         return Path(place)
-    if scheme[0] != "s3://":
-        raise UsageError(f"{place[:80]!r} is neither a path nor s3://BUCKET/KEY")
+    if not isinstance(place, str) or not place.startswith("s3://"):
+        raise UsageError(f"{str(place)[:80]!r} is neither a path nor s3://BUCKET/KEY")
     return _s3(place.removeprefix("s3://"))
 
 

@@ -7,8 +7,6 @@
 Nothing in it expires: `collect_garbage` deletes the artefacts that no record refers to.
 """
 
-from __future__ import annotations
-
 from serfer.registry.garbage import collect_garbage
 from serfer.registry.opening import check_apart, open_registry
 from serfer.registry.registry import Latest, Registry

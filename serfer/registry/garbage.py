@@ -63,10 +63,7 @@ def _delete_registrations(store: RegistryStore, older_than_s: float, now: float)
 
 
 def _references(store: RegistryStore) -> set[str]:
-    """Return the digests that records refer to.
-
-    Registrations are read before applications: one that is done, and so not counted, is in its application by then.
-    """
+    """Registrations are read before applications: one that is done, so not counted, is in its application by then."""
     found: set[str] = set()
     for _, registration in registrations(store):
         if registration.state is not RegistrationState.DONE:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
-from serfer.core.errors import UnavailableError, UsageError
-from serfer.core.ownership import check_owner
-from serfer.files import lies_inside
+from serfer.core.errors import NoRegistryError, UnavailableError, UsageError
+from serfer.files import check_owner, lies_inside
 from serfer.registry.registry import Registry
 from serfer.s3 import is_bucket
 
@@ -26,7 +26,7 @@ def open_registry(url: str, *, create: bool = True) -> Registry:
 
     Where there is none, it is made if `create`. Raises UsageError for a URL that is malformed, a place that holds
     something else, a registry of another format or an S3 server that ignores conditions; UnavailableError where it
-    cannot be reached, or is not there.
+    cannot be reached, or none is there and none can be made; NoRegistryError where one can.
     """
     store = open_store(url, create=create)
     store.open(create=create)
@@ -66,12 +66,17 @@ def _in_directory(root: Path, *, create: bool) -> RegistryStore:
 
     try:
         if not (root / MARK).exists():
-            if not create:
-                raise UnavailableError(f"there is no registry in {root}: serfer app register makes one")
-            root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            foreign = [path.name for path in root.iterdir() if path.name != PARTS and not path.name.startswith(MARK)]
+            if create:
+                root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            there = next(path for path in (root, *root.parents) if path.exists())
+            found = there.iterdir() if there == root else ()
+            foreign = [path.name for path in found if path.name != PARTS and not path.name.startswith(MARK)]
             if foreign and not (root / MARK).exists():
                 raise UsageError(f"{root} is not empty and not a registry: give an empty or a new directory")
+            if not create:
+                if not (there.is_dir() and os.access(there, os.W_OK)):
+                    raise UnavailableError(f"there is no registry in {root}, and {there} cannot be written")
+                raise NoRegistryError(f"there is no registry in {root}: serfer app register makes one")
             (root / PARTS).mkdir(mode=0o700, exist_ok=True)
         check_owner(root)
         return RegistryStore(LocalStore(root), str(root), root)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from serfer.core.dataclass_codec import structure, unstructure
@@ -30,17 +29,17 @@ def encode_record(name: str, record: object) -> bytes:
     return check_size(name, json.dumps(unstructure(record), separators=(",", ":"), allow_nan=False).encode())
 
 
-def decode_record(name: str, data: bytes, kind: type[_R], newest: int) -> _R:
-    """Read a document; raises InputError that names it where it is torn, foreign, or of a newer format."""
+def decode_record(name: str, data: bytes, kind: type[_R], reads: int) -> _R:
+    """Read a document; raises InputError that names it where it is torn, foreign, or of another format."""
     try:
         fields: Any = json.loads(data)
     except (ValueError, RecursionError):
         raise InputError(f"{name} of the registry is torn or not JSON: restore an earlier version of it") from None
     number = fields.get("format") if isinstance(fields, dict) else None
-    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+    if type(number) is not int:
         raise InputError(f"{name} of the registry was not written by SerFer: it has no format; restore it")
-    if number > newest:
-        raise InputError(f"{name} of the registry has the newer format {number}, this SerFer reads {newest}: update it")
+    if number != reads:
+        raise InputError(f"{name} of the registry has format {number}, this SerFer reads {reads}: use another version")
     try:
         return structure(kind, fields, name, error=InputError)
     except RecursionError:
@@ -48,9 +47,8 @@ def decode_record(name: str, data: bytes, kind: type[_R], newest: int) -> _R:
 
 
 def decode_application(application: str, data: bytes) -> Application:
-    """Read the document of an application and check that the record is sound; raises InputError that names it."""
     name = document_name(application)
-    record = replace(decode_record(name, data, Application, FORMAT), format=FORMAT)  # which it is written in again
+    record = decode_record(name, data, Application, FORMAT)
     if record.name != application:
         raise InputError(f"{name} of the registry is about the application {record.name!r:.100}")
     try:

@@ -108,7 +108,6 @@ class Registration:
         return next((step for step in self.steps if step.name == name), None)
 
     def with_step(self, recorded: RegistrationStep) -> Registration:
-        """Return the registration with a step, in place of one of that name; raises InputError for too many."""
         recorded = replace(recorded, detail=recorded.detail[:MAX_DETAIL])
         if self.step(recorded.name) is None:
             if len(self.steps) >= MAX_STEPS:
@@ -258,7 +257,7 @@ def registrations(store: RegistryStore) -> Iterator[tuple[Entry, Registration]]:
 
 def decode_registration(registration: str, data: bytes) -> Registration:
     name = document_name(registration)
-    record = replace(decode_record(name, data, Registration, FORMAT), format=FORMAT)
+    record = decode_record(name, data, Registration, FORMAT)
     if record.id != registration or record.request.id != registration:
         raise InputError(f"{name} of the registry is about another registration: delete it")
     if len(record.steps) > MAX_STEPS:
@@ -277,7 +276,7 @@ def _check_request(request: RegistrationRequest) -> None:
 
 
 def _version_of(application: Application, registration: str) -> NetworkVersion | None:
-    made = (each for each in application.networks if each.registration == registration and not each.retired)
+    made = (version for version in application.networks if version.registration == registration and not version.retired)
     return next(made, None)
 
 
@@ -285,10 +284,10 @@ def _network_version(
     application: Application, held: Registration, validation: Validation | None, remarks: tuple[str, ...]
 ) -> NetworkVersion:
     network = held.request.network
-    number = 1 + max((each.version for each in application.versions(network)), default=0)
+    number = 1 + max((version.version for version in application.versions(network)), default=0)
     variants = tuple(
-        replace(each, name=f"{network}-v{number}-{each.name}", network=network, version=number)
-        for each in held.variants
+        replace(variant, name=f"{network}-v{number}-{variant.name}", network=network, version=number)
+        for variant in held.variants
     )
     return NetworkVersion(
         network, number, held.request.source, held.created, held.by, validation, variants, remarks, registration=held.id

@@ -104,7 +104,6 @@ class Registry:
         return self._unknown(name) if data is None else decode_application(name, data)
 
     def delete(self, name: str) -> None:
-        """Delete an application's record; its artefacts go when garbage is collected. Raises UsageError for none."""
         if not self.remove(document_name(name)):
             self._unknown(name)
 

@@ -35,7 +35,15 @@ from typing import TYPE_CHECKING, Final
 
 from obstore.exceptions import AlreadyExistsError, BaseError, NotSupportedError, PermissionDeniedError
 
-from serfer.core.errors import AlteredPieceError, InputError, MissingKeyError, UnavailableError, UsageError
+from serfer.core.errors import (
+    AlteredPieceError,
+    InputError,
+    MissingKeyError,
+    NoRegistryError,
+    UnavailableError,
+    UsageError,
+)
+from serfer.files import sync_folder
 from serfer.registry.records import DIGEST, MAX_DOCUMENT_BYTES, check_digest, check_size
 from serfer.storage.coordination import Entry
 
@@ -51,9 +59,8 @@ MARK: Final = "registry.json"
 """The object that says that a place is a registry."""
 PARTS: Final = "parts"
 """The folder of a directory for what is being written."""
-FORMAT: Final = 2
-NONCE: Final = 32
-"""The hex digits that a version begins with, before a newline and its content."""
+_FORMAT: Final = 2
+_NONCE: Final = 32  # the hex digits that a version begins with, before a newline and its content
 _PART: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}"
 _NAME: Final = re.compile(rf"{_PART}(/{_PART}){{0,3}}", re.ASCII)
 _PREFIX: Final = re.compile(rf"|{_PART}/", re.ASCII)
@@ -104,11 +111,13 @@ class _Folder:
 
     @property
     def live_version(self) -> str | None:
-        return _number(self.last) if self.numbers and self.numbers[self.last]["size"] > NONCE else None
+        return _number(self.last) if self.numbers and self.numbers[self.last]["size"] > _NONCE else None
 
     @property
     def kept_versions(self) -> list[tuple[int, ObjectMeta]]:
-        return [(n, meta) for n, meta in self.numbers.items() if n > self.last - KEPT_VERSIONS and meta["size"] > NONCE]
+        return [
+            (n, meta) for n, meta in self.numbers.items() if n > self.last - KEPT_VERSIONS and meta["size"] > _NONCE
+        ]
 
     @property
     def deletion(self) -> int:
@@ -146,38 +155,19 @@ class RegistryStore:
         there is none and `create` is false.
         """
         with self._reached():
-            found = self.format()
+            found = self._format()
             if found is None:
                 if not create:
-                    raise UnavailableError(f"there is no registry in {self}: serfer app register makes one")
+                    raise NoRegistryError(f"there is no registry in {self}: serfer app register makes one")
                 self._check_conditions()
-                self._create(MARK, json.dumps({"serfer registry": FORMAT}).encode())
-                found = self.format()
-            if found == 1:
+                self._create(MARK, json.dumps({"serfer registry": _FORMAT}).encode())
+                found = self._format()
+            if found != _FORMAT:
                 raise UsageError(
-                    f"the registry {self} was written by an earlier SerFer: `serfer app import {self} NEW` copies it "
-                    "to a new place"
+                    f"{self} is not a registry that this version of SerFer reads: use the version that wrote it, or "
+                    "another directory or prefix"
                 )
-            if found != FORMAT:
-                raise UsageError(f"{self} is not a registry that this version of SerFer reads: update SerFer")
             self._delete_old_parts()
-
-    def format(self) -> int | None:
-        """Return the number of the registry's format, None where there is none, 0 for something else."""
-        with self._reached():
-            try:
-                data = self.head(MARK, _MAX_MARK_BYTES)
-            except FileNotFoundError as error:
-                if _NO_BUCKET in str(error):
-                    raise
-                return None
-        try:
-            return int(json.loads(data)["serfer registry"])
-        except (ValueError, TypeError, KeyError):
-            return 0
-
-    def head(self, key: str, most_bytes: int) -> bytes:
-        return bytes(self.objects.get(key, options={"range": (0, most_bytes)}).bytes())
 
     def names(self, prefix: str) -> list[str]:
         """Return the sorted names of the documents that begin with `prefix`: "" or a folder such as "applications/"."""
@@ -191,7 +181,6 @@ class RegistryStore:
         return found
 
     def get(self, name: str, most_bytes: int = MAX_DOCUMENT_BYTES) -> Entry | None:
-        """Return a document, None where there is none; raises InputError for more than `most_bytes`."""
         for _ in range(_TRIES):  # a version that was the last may be one too many by now
             version = self.version(name)
             if version is None:
@@ -221,7 +210,7 @@ class RegistryStore:
     def versions(self, name: str) -> list[DocumentVersion]:
         with self._reached():
             kept = self._folder(_document(name)).kept_versions
-        return [DocumentVersion(_number(n), meta["size"] - NONCE - 1, _written(meta)) for n, meta in reversed(kept)]
+        return [DocumentVersion(_number(n), meta["size"] - _NONCE - 1, _written(meta)) for n, meta in reversed(kept)]
 
     def read_version(self, name: str, version: str, most_bytes: int = MAX_DOCUMENT_BYTES) -> bytes | None:
         folder = _document(name)
@@ -229,11 +218,11 @@ class RegistryStore:
             return None
         with self._reached():
             try:
-                body = self.head(f"{folder}/{version}", most_bytes + NONCE + 2)
+                body = self._head(f"{folder}/{version}", most_bytes + _NONCE + 2)
             except FileNotFoundError:
                 return None
         nonce, found, data = body.partition(b"\n")
-        if len(nonce) != NONCE:
+        if len(nonce) != _NONCE:
             raise InputError(f"{name} of the registry {self} was not written by SerFer: restore an earlier version")
         if len(data) > most_bytes:
             raise InputError(f"{name} has more than {most_bytes:,} bytes: it was not written by a registry")
@@ -274,10 +263,6 @@ class RegistryStore:
             finally:
                 part.unlink(missing_ok=True)
 
-    def has_artefact(self, digest: str) -> bool:
-        with self._reached():
-            return self._folder(_artefact(digest)).content is not None
-
     def artefacts(self) -> Iterator[ArtefactEntry]:
         with self._reached():
             folders = self._folders("artefacts/")
@@ -309,6 +294,20 @@ class RegistryStore:
                 unused += [meta for number, meta in folder.data.items() if number < folder.deletion]
                 self._delete([meta for meta in unused if self._is_older(meta, _ABANDONED_S)])
 
+    def _format(self) -> int | None:
+        """The number of the registry's format, None where there is none, 0 for something else."""
+        try:
+            return int(json.loads(self._head(MARK, _MAX_MARK_BYTES))["serfer registry"])
+        except FileNotFoundError as error:
+            if _NO_BUCKET in str(error):
+                raise
+            return None
+        except (ValueError, TypeError, KeyError):
+            return 0
+
+    def _head(self, key: str, most_bytes: int) -> bytes:
+        return bytes(self.objects.get(key, options={"range": (0, most_bytes)}).bytes())
+
     def _stream(self, digest: str) -> Iterator[bytes]:
         missing = MissingKeyError(f"the registry {self} has no artefact {digest}")
         content = self._folder(_artefact(digest)).content
@@ -321,7 +320,7 @@ class RegistryStore:
 
     def _write_next(self, name: str, expected: str | None, content: bytes) -> str | None:
         """Write the next version of a document, only 32 digits for a deletion, and delete the oldest ones."""
-        folder, nonce = _document(name), secrets.token_hex(NONCE // 2).encode()
+        folder, nonce = _document(name), secrets.token_hex(_NONCE // 2).encode()
         with self._reached():
             found = self._folder(folder)
             if found.live_version != expected:
@@ -345,7 +344,7 @@ class RegistryStore:
 
     def _begins_with(self, key: str, nonce: bytes) -> bool:
         try:
-            return self.head(key, NONCE) == nonce
+            return self._head(key, _NONCE) == nonce
         except FileNotFoundError:
             return False
 
@@ -356,7 +355,7 @@ class RegistryStore:
             else:
                 with self._part(self._root, [data]) as part:
                     self.objects.copy(part, key, overwrite=False)
-                _synchronise((self._root / key).parent)
+                sync_folder((self._root / key).parent)
         except AlreadyExistsError:
             return False
         return True
@@ -368,7 +367,7 @@ class RegistryStore:
         if self._root is not None:
             with self._part(self._root, blocks) as part:
                 self.objects.rename(part, key)
-            _synchronise((self._root / key).parent)
+            sync_folder((self._root / key).parent)
             return
         with tempfile.TemporaryFile() as copy:
             copy.writelines(blocks)
@@ -488,21 +487,12 @@ def _open_unlinked(path: str, flags: int) -> int:
 
 
 def _verified(blocks: Iterable[bytes], digest: str, error: Exception) -> Iterator[bytes]:
-    """Yield blocks; raises `error` at their end where they have another digest."""
     found = hashlib.sha256()
     for block in blocks:
         found.update(block)
         yield block
     if found.hexdigest() != digest:
         raise error
-
-
-def _synchronise(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _open_own(path: str, flags: int) -> int:

@@ -1,7 +1,5 @@
 """Results: answers that stay in a store until their lifetime has passed, as groups of zarr arrays."""
 
-from __future__ import annotations
-
 from serfer.results.manifest import ResultManifest, planned_manifest
 from serfer.results.results import Results, StoredResult, npy_bytes
 

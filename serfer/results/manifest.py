@@ -88,7 +88,6 @@ def planned_manifest(plan: Plan, place: ResultPlace, images: int, created: float
 
 
 def encode_manifest(manifest: ResultManifest) -> bytes:
-    """Return a manifest as zarr.json; raises ResultDamagedError for one that `decode_manifest` would refuse."""
     _check(manifest)
     group = manifest.documents()[METADATA]
     group["attributes"]["serfer"]["crc32c"] = crc32c(_canonical(group))
@@ -98,7 +97,6 @@ def encode_manifest(manifest: ResultManifest) -> bytes:
 
 
 def decode_manifest(encoded: bytes | memoryview, place: ResultPlace) -> ResultManifest:
-    """Return the manifest of the result at `place`; raises ResultDamagedError for anything that is not one."""
     _check_length(len(encoded))
     try:
         group = json.loads(bytes(encoded))

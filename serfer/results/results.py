@@ -41,7 +41,6 @@ class Results:
         return self._clock()
 
     def write(self, manifest: ResultManifest) -> int:
-        """Make a result whole, all chunks of which are there; returns the bytes that are put for that."""
         left_s = manifest.expires - self._clock()
         if left_s <= 0:
             raise ResultGoneError(f"result {manifest.id} has expired before it was whole")
@@ -50,13 +49,7 @@ class Results:
         return len(value)
 
     def read(self, owner: str, result: str) -> ResultManifest:
-        """Return the manifest of an owner's result.
-
-        Raises:
-            ResultGoneError: it has expired, was deleted, is another owner's, or never was whole.
-            ResultDamagedError: the manifest is not what was written.
-            InputError: `owner` or `result` cannot be one.
-        """
+        """Return the manifest of an owner's result; raises ResultGoneError, ResultDamagedError, InputError."""
         place = ResultPlace(owner, result)
         try:
             manifest = decode_manifest(self._store.get(place.manifest_key), place)
@@ -67,29 +60,18 @@ class Results:
         return manifest
 
     def arrays(self, manifest: ResultManifest) -> dict[str, Array]:
-        """Return all outputs by name, each an array (N, ...) in the network's own type; raises as `npy_chunks` does.
-
-        Those whose size depends on the image are as large as the largest image has them.
-        """
+        """Return all outputs by name, (N, ...), those whose size depends on the image as large as the largest."""
         return shaped(tensors_of(manifest), [self._array(manifest, output) for output in manifest.outputs])
 
     def npy_chunks(
         self, manifest: ResultManifest, output: ChunkedArray, strip_bytes: int = STRIP_BYTES
     ) -> Iterator[bytes]:
-        """Yield an output as a .npy file (version 1.0, C order), in chunks of about `strip_bytes` or one row.
-
-        Every value has been checked when the last chunk is yielded, not before: a file is whole once the iterator ends.
-        The file has `npy_bytes` bytes: of an output whose size depends on the image, those of the most of it.
-
-        Raises:
-            ResultDamagedError: a chunk is missing, too short or altered.
-        """
+        """Yield an output as .npy in chunks of about `strip_bytes`: values are checked when the last one is yielded."""
         yield npy_header(output)
         for strip in self._strips(manifest, output, strip_bytes):
             yield strip.tobytes()
 
     def chunk_ranges(self, manifest: ResultManifest, key: str, length: int, most_bytes: int) -> Iterator[bytes]:
-        """Yield the bytes of a chunk, unchecked, `most_bytes` at a time; raises ResultDamagedError where it is gone."""
         for start in range(0, length, most_bytes):
             try:
                 yield self._store.get(key, start, min(most_bytes, length - start))

@@ -56,12 +56,7 @@ class OutputReader:
         self._sums: dict[Chunk, int] = {}
 
     def read(self, strip: Strip) -> Array:
-        """Return the next strip, (planes, rows, cols), in the output's own type.
-
-        Raises:
-            ResultDamagedError: a chunk is missing, too short, or altered.
-            StoreUnavailableError: the store does not answer.
-        """
+        """Return the next strip, (planes, rows, cols); raises ResultDamagedError for a damaged chunk."""
         output = self._output
         rect = Rect(strip.rows, Span(0, output.cols.size))
         pieces = [(chunk, common) for chunk in output.chunks if (common := chunk.rect.overlap(rect)) is not None]

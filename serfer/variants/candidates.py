@@ -42,7 +42,6 @@ class Candidate:
     loss: float | None = None
 
     def beats(self, other: Candidate) -> bool:
-        """Return whether it is as accurate as another, and as good in everything else within SLACK."""
         mine, others = (self.latency_ms, self.load_ms, self.usd), (other.latency_ms, other.load_ms, other.usd)
         return (
             self.place is other.place
@@ -90,17 +89,17 @@ def choose(candidates: Iterable[Candidate], most: int) -> CandidateChoice:
     """
     dropped: dict[str, str] = {}
     kept: list[Candidate] = []
-    for each in sorted(candidates, key=lambda one: (not one.exact, one.usd, one.latency_ms, one.load_ms, one.name)):
-        same = next((one for one in kept if one.identity == each.identity), None)
-        better = next((one for one in kept if one.beats(each)), None)
+    for new in sorted(candidates, key=lambda one: (not one.exact, one.usd, one.latency_ms, one.load_ms, one.name)):
+        same = next((other for other in kept if other.identity == new.identity), None)
+        better = next((other for other in kept if other.beats(new)), None)
         if same:
-            dropped[each.name] = f"it is {same.name}"
+            dropped[new.name] = f"it is {same.name}"
         elif better:
-            dropped[each.name] = f"{better.name} is as good in everything"
+            dropped[new.name] = f"{better.name} is as good in everything"
         else:
-            kept.append(each)
+            kept.append(new)
     thinned: list[Candidate] = []
-    rooms = _rooms({place: sum(each.place is place for each in kept) for place in Place}, most)
+    rooms = _rooms({place: sum(candidate.place is place for candidate in kept) for place in Place}, most)
     for place in Place:
         mine = sorted(
             (each for each in kept if each.place is place), key=lambda one: (one.usd, one.latency_ms, one.name)
@@ -127,12 +126,12 @@ def plan_requests(alternatives: Sequence[Alternative], most: int, latency_ms: fl
     cheapest within `latency_ms`, and weights in fp16 for the whole and the fastest.
     """
     frontier: list[Alternative] = []
-    for each in sorted((one for one in alternatives if one.fits), key=lambda one: (one.usd, one.ms)):
-        if not frontier or each.ms < (1 - SLACK) * frontier[-1].ms:
-            frontier.append(each)
+    for plan in sorted((one for one in alternatives if one.fits), key=lambda one: (one.usd, one.ms)):
+        if not frontier or plan.ms < (1 - SLACK) * frontier[-1].ms:
+            frontier.append(plan)
     chosen = spread(frontier, most)
     requests = [PlanRequest("whole", whole=True)]
-    requests += [PlanRequest(f"frontier-{number}", most_usd=each.usd) for number, each in enumerate(chosen, 1)]
+    requests += [PlanRequest(f"frontier-{number}", most_usd=plan.usd) for number, plan in enumerate(chosen, 1)]
     if latency_ms is not None:
         requests.append(PlanRequest("within-latency", slo_ms=latency_ms))
     requests.append(PlanRequest("whole-fp16", whole=True, precision="fp16"))

@@ -173,12 +173,12 @@ class Making:
             self._remarks.append(_UNKNOWN)
         measured = self._instances(exact)
         given = measured[0].figures.accuracy if measured else None
-        plans = self._kept([_plan_candidate(each) for each in plans], plans)
-        self._steps.planned += sum(not each.request.exact for each in plans)
+        plans = self._kept([_plan_candidate(plan) for plan in plans], plans)
+        self._steps.planned += sum(not plan.request.exact for plan in plans)
         functions, instances = self._function_variants(plans, given), self._instance_variants(measured)
-        candidates = [replace(_plan_candidate(each), loss=_lost(variant, given)) for each, variant in functions]
-        candidates += [_instance_candidate(each, given) for each in instances]
-        for variant in self._kept(candidates, [*(each for _, each in functions), *instances]):
+        candidates = [replace(_plan_candidate(plan), loss=_lost(variant, given)) for plan, variant in functions]
+        candidates += [_instance_candidate(instance, given) for instance in instances]
+        for variant in self._kept(candidates, [*(variant for _, variant in functions), *instances]):
             self._steps.variant(variant)
         return tuple(self._remarks)
 
@@ -207,10 +207,6 @@ class Making:
         return made
 
     def _instances(self, whole: PlanOutcome) -> list[InstanceMeasurement]:
-        """Measure the whole network in each precision, and return those worth variants, fp32 first.
-
-        There are none of a network that does not classify.
-        """
         if not self._base.plan.classifies:
             self._remarks.append(_NO_INSTANCES)
             return []
@@ -266,16 +262,16 @@ class Making:
 
     def _function_variants(self, plans: Sequence[NamedPlan], given: Accuracy | None) -> list[tuple[NamedPlan, Variant]]:
         variants = []
-        for each in plans:
-            accuracy = given if each.request.exact else self._accuracy(each.made)
+        for plan in plans:
+            accuracy = given if plan.request.exact else self._accuracy(plan.made)
             lost = loss(accuracy, given) if accuracy and given else 0.0
             if lost > self._options.max_loss:
                 most = f"max_loss={self._options.max_loss:g}"
                 self._remarks.append(
-                    f"{each.made.name} was left out: it loses {lost:.2%} of the images, more than {most}"
+                    f"{plan.made.name} was left out: it loses {lost:.2%} of the images, more than {most}"
                 )
             else:
-                variants.append((each, _function_variant(self._base.plan.model, each, accuracy)))
+                variants.append((plan, _function_variant(self._base.plan.model, plan, accuracy)))
         return variants
 
     def _accuracy(self, made: PlanOutcome) -> Accuracy | None:
@@ -296,12 +292,12 @@ class Making:
 
 def _named(made: Sequence[tuple[PlanRequest, PlanOutcome]]) -> list[NamedPlan]:
     plans: list[NamedPlan] = []
-    for request, each in made:
-        if each.figures is None or each.shape in {plan.made.shape for plan in plans}:
+    for request, variant in made:
+        if variant.figures is None or variant.shape in {plan.made.shape for plan in plans}:
             continue
-        same = sum(plan.base == each.name for plan in plans)
-        named = replace(each, name=f"{each.name}-no{same + 1}") if same else each
-        plans.append(NamedPlan(each.name, request, named, each.figures))
+        same = sum(plan.base == variant.name for plan in plans)
+        named = replace(variant, name=f"{variant.name}-no{same + 1}") if same else variant
+        plans.append(NamedPlan(variant.name, request, named, variant.figures))
     return plans
 
 

@@ -105,10 +105,6 @@ def read_network(
 
 
 def _described(plan: Plan) -> tuple[Plan, str]:
-    """Return a plan that says how an image becomes its input, and a remark where that is assumed.
-
-    Raises PlanError where nothing can be assumed.
-    """
     if plan.preprocess is not None:
         return plan, ""
     assumed = assumed_preprocess(plan)
@@ -129,7 +125,7 @@ def network_digest(path: Path) -> str:
 
     model = onnx.load(path)
     digest = hashlib.sha256()
-    for weight in sorted(model.graph.initializer, key=lambda one: one.name):
+    for weight in sorted(model.graph.initializer, key=lambda artefact: artefact.name):
         value = onnx.numpy_helper.to_array(weight)
         digest.update(f"{weight.name} {value.dtype} {value.shape} ".encode())
         digest.update(np.ascontiguousarray(value).tobytes())
@@ -169,10 +165,7 @@ def _options_of(plan: Plan) -> NetworkOptions:
 
 
 def _as_given(plan: Plan, given: Plan, directory: Path) -> Plan:
-    """Return a plan of a graph that another plan has written, with what only the network's own file says.
-
-    That are its tensors, the names, types and sizes of outputs that are not classes, and where they have boxes of what.
-    """
+    """Give a plan what only the network's own file says: its tensors, types and sizes of other outputs, and boxes."""
     outputs = plan.outputs if given.classifies else given.outputs
     labels = given.labels if given.detection else plan.labels
     plan = sealed(replace(plan, file=given.file, outputs=outputs, detection=given.detection, labels=labels))

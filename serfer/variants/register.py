@@ -7,14 +7,14 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
 from serfer.build_cache import forget_unused
 from serfer.core.dataclass_codec import unstructure
-from serfer.core.errors import InputError, RegistrationLostError, SerferError, UsageError
+from serfer.core.errors import InputError, NoRegistryError, RegistrationLostError, SerferError, UsageError
 from serfer.core.options import with_values
 from serfer.core.plan import FORMAT, Plan, Preprocess
 from serfer.core.variants import CUDA, NAME, Application, NetworkVersion, caution
@@ -99,17 +99,20 @@ def register(  # noqa: PLR0913 - what a user may choose, each with a default
         raise UsageError("which registry? Give --registry, or set SERFER_REGISTRY")
     described = NetworkOptions(example, preprocess, labels, activation)
     with _work_folder(settings) as (folder, work):
-        kept, directory = open_registry(url), Path(validation) if validation is not None else None
+        application, directory = None, Path(validation) if validation is not None else None
+        with suppress(NoRegistryError):  # it is made when there is something to put into it
+            application = open_registry(url, create=False).application(app)
         listing = listed(directory) if directory else []  # what is wrong with it is said before the network is read
         base = read_network(network, network_name, described, facts, work, say, labelled=directory is not None)
         if base.assumed:
             say(base.assumed)
         images = resolved(directory, listing, base.plan) if directory else None
         labels_digest = _labels_digest(base.plan)
-        _check_application(kept.application(app), base.plan, labels_digest, network_name)
+        _check_application(application, base.plan, labels_digest, network_name)
         say("reading validation images")
         recorded = images.validation() if images else None
         seen = recorded.digest if recorded else ""
+        kept = open_registry(url)
         request = RegistrationRequest(app, network_name, base.digest, seen, _settings(options, base.plan))
         registrations = Registrations(kept, owner_name(folder))
         request = _measured_here(registrations, request, instruction_sets("cpu"))
@@ -143,7 +146,7 @@ def _measured_here(
     if done is None or done.state is not RegistrationState.DONE or not here:
         return request
     quantised = [each for each in done.variants if each.precision == "int8" and each.measured_on != (CUDA,)]
-    if not any(caution(each.measured_on, here) for each in quantised):
+    if not any(caution(variant.measured_on, here) for variant in quantised):
         return request
     settings = json.dumps({**json.loads(request.settings), "measured_on": here}, sort_keys=True)
     return replace(request, settings=settings)
@@ -151,7 +154,7 @@ def _measured_here(
 
 def _registered(kept: Registry, app: str, registration: str, network: str, *, made: bool) -> Registered:
     application = kept.known(app)
-    version = next((each for each in application.networks if each.registration == registration), None)
+    version = next((found for found in application.networks if found.registration == registration), None)
     if version is None:
         raise InputError(f"{network} was taken out of application {app} meanwhile: register it again")
     live = application.live_release

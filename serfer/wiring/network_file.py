@@ -145,7 +145,7 @@ def _text_at(data: mmap.mmap, place: int) -> str:
     return data[place : place + min(length, _MOST_LOCATION)].decode(errors="replace")
 
 
-def _check(file: Path) -> None:
+def of_file(file: Path) -> tuple[str, dict[str, Any]]:
     try:
         if not file.is_file():
             raise ModelError(f"{file} {'is not a file' if file.exists() else 'does not exist'}: give an .onnx file")
@@ -153,11 +153,9 @@ def _check(file: Path) -> None:
             raise ModelError(f"{file} is larger than 2 GB; save its weights as external data")
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise ModelError(f"{str(file)!r} cannot be read: {getattr(error, 'strerror', error)}") from error
-
-
-def of_file(file: Path) -> tuple[str, dict[str, Any]]:
-    _check(file)
-    return file.stem, {"name": file.name, "files": [_sha256(file), *(_sha256(path) for path in _outside_files(file))]}
+    names = sorted({name for name in outside_weights(file) if "\0" not in name})
+    files = [file, *(path for name in names if (path := file.parent / name).is_file())]
+    return file.stem, {"name": file.name, "files": [_sha256(path) for path in files]}
 
 
 def of_name(model: NamedModel) -> tuple[str, dict[str, Any]]:
@@ -191,11 +189,6 @@ def plan_name(called: str, parts: dict[str, Any]) -> str:
     parts = {**parts, "code": code_stamp(("serfer.splitter", "serfer.core"))}
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:_KEY]
     return f"{_UNNAMED.sub('-', called)[:_SHOWN]}-{key}"
-
-
-def _outside_files(file: Path) -> list[Path]:
-    names = sorted({name for name in outside_weights(file) if "\0" not in name})
-    return [path for name in names if (path := file.parent / name).is_file()]
 
 
 def _sha256(file: Path) -> str:

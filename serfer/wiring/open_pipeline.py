@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -46,6 +46,7 @@ from serfer.results import Results
 from serfer.settings import Settings, load_settings
 from serfer.storage import Store, open_store, schemes
 from serfer.storage.routed import open_routed
+from serfer.system import processors
 from serfer.wiring.deployed import Deployment, deployed_functions, find_deployment
 from serfer.wiring.in_process import files_of, in_process_invoker
 from serfer.wiring.options import TASK_TIMEOUT_S, Choices, workers_of
@@ -393,17 +394,15 @@ class _Assembly:
         return local_store(self.parts)
 
     async def _store(self, plan: Plan, url: str) -> Store:
-        opened = await asyncio.to_thread(open_routed, plan, url, self.opening.choices.objects)
-        store = self.parts.enter_context(opened)
-        await retry_store(lambda: store.exists(probes(plan)), _OPENING, math.inf)
-        return store
+        return await self._open(partial(open_routed, plan, url, self.opening.choices.objects), probes(plan))
 
     async def _results(self) -> Store | None:
         url = self.opening.choices.results
-        if not url:
-            return None
-        store = self.parts.enter_context(await asyncio.to_thread(open_store, url))
-        await retry_store(lambda: store.exists([NO_RESULT.manifest_key]), _OPENING, math.inf)
+        return await self._open(partial(open_store, url), [NO_RESULT.manifest_key]) if url else None
+
+    async def _open(self, opener: Callable[[], Store], keys: Sequence[str]) -> Store:
+        store = self.parts.enter_context(await asyncio.to_thread(opener))
+        await retry_store(lambda: store.exists(keys), _OPENING, math.inf)
         return store
 
     async def _workers(self, stores: _Stores) -> _Workers:
@@ -446,7 +445,8 @@ class _Assembly:
     def _driver(self, plan: Plan, tasks: Invoker, stores: _Stores, slots: PrioritySemaphore) -> Driver:
         choices, settings, facts = self.opening.choices, self.opening.settings, self.opening.facts
         plan = _with_inline(plan, choices.inline)
-        concurrency = concurrency_of(choices, settings, facts)
+        concurrency, local = concurrency_of(choices, settings, facts), choices.workers != "aws"
+        at_once = min(concurrency, processors()) if local else concurrency  # of more here, none would end sooner
         polls, in_process = choices.driver == "poll", choices.workers == "inprocess"
         limit = facts.async_payload_limit if polls else facts.sync_payload_limit
         shares = choices.share and not polls
@@ -462,7 +462,7 @@ class _Assembly:
             slots=slots,
             hedge=choices.hedge and not (in_process and settings.function_memory_mb),  # all of its vCPUs are busy
             gangs=choices.gangs == "planned" and not polls,
-            batching=plan_batching(plan, facts.memory_per_vcpu, concurrency) if shares else None,
+            batching=plan_batching(plan, facts.memory_per_vcpu, at_once) if shares else None,
             prewarming=Prewarming(facts.kept_warm, facts.init_limit)
             if (choices.prewarm or settings.prewarm) == "auto"
             else None,

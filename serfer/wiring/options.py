@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from serfer.control.windows import window_policies
 from serfer.core.errors import UsageError
 from serfer.core.wire import MAX_TTL
+from serfer.plan_directory import COLD_DIRECTORY, load_plan
+from serfer.settings import Settings
 from serfer.storage import check_known, schemes
 
-INLINE = ("planned", "always", "never")
-GANGS = ("planned", "never")
-PREWARM = ("auto", "never")
-COLD_PLAN = ("auto", "never")
 WORKERS = ("inprocess", "local", "aws")
 TASK_TIMEOUT_S = 60.0
 """The time limit of a stage's function for a task."""
@@ -60,10 +60,10 @@ class Choices:
         for name, chosen, known in (
             ("workers are", self.workers, WORKERS),
             ("the driver is", self.driver, DRIVERS),
-            ("inline is", self.inline, INLINE),
-            ("gangs is", self.gangs, GANGS),
-            ("prewarm is", self.prewarm or "auto", PREWARM),
-            ("cold_plan is", self.cold_plan or "auto", COLD_PLAN),
+            ("inline is", self.inline, ("planned", "always", "never")),
+            ("gangs is", self.gangs, ("planned", "never")),
+            ("prewarm is", self.prewarm or "auto", ("auto", "never")),
+            ("cold_plan is", self.cold_plan or "auto", ("auto", "never")),
         ):
             if chosen not in known:
                 raise UsageError(f"{name} {_either(known)}, not {chosen!r}")
@@ -113,9 +113,16 @@ def workers_of(workers: str | None, stack: str | None, default: str = "inprocess
     """
     if workers is not None:
         return workers
-    if stack is not None:
-        return "aws"
-    return "inprocess" if default == "local" and sys.platform != "linux" else default
+    here = "inprocess" if default == "local" and sys.platform != "linux" else default
+    return here if stack is None else "aws"
+
+
+def default_workers(directories: Iterable[Path], engine: str, settings: Settings) -> str:
+    """Return the workers of plans where none were chosen: this process if all are one task and none needs others."""
+    functions = engine.startswith("stepfunctions") or settings.keep_warm or settings.local_url
+    cold = settings.cold_plan != "never"
+    several = (load_plan(at).tasks > 1 or (cold and (at / COLD_DIRECTORY).exists()) for at in directories)
+    return "local" if functions or any(several) else "inprocess"
 
 
 def _either(names: tuple[str, ...]) -> str:

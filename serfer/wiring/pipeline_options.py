@@ -22,7 +22,7 @@ class PipelineOptions(Options):
         "local: the local Lambda service, a process for each environment; inprocess: threads here; aws: the plan's "
         "functions as deployed.",
         setting="workers",
-        shown="local, or aws with --stack",
+        shown="inprocess for plans of one task, local for others, aws with --stack",
     )
     stack: str | None = option(
         None,
@@ -39,3 +39,11 @@ class PipelineOptions(Options):
         "stepfunctions or stepfunctions-express: a state machine (docs/reference/engines.md).",
         setting="engine",
     )
+
+    def check_workers(self) -> None:
+        """Refuse workers that were chosen, and lack what they need, before a network is read; raises UsageError."""
+        from serfer.wiring.options import Choices, workers_of  # noqa: PLC0415 - the command line starts fast
+
+        if self.workers or self.stack:
+            workers = workers_of(self.workers, self.stack)
+            Choices(self.store, workers, self.engine, self.object_store, stack=self.stack).check()

@@ -37,7 +37,6 @@ class Calibration:
     labels: NDArray[np.int64]
 
     def check(self, shape: Shape, classes: int) -> None:
-        """Raise InputError unless the images fit a network of input `shape` and the labels its `classes` outputs."""
         expected = (len(self.images), shape.channels, shape.height, shape.width)
         if self.images.dtype != np.float32 or self.images.shape != expected or not expected[0]:
             raise InputError(

@@ -7,7 +7,6 @@ The loss is cross entropy on the labels and, with the same weight, the distance 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import cos, pi
 
@@ -22,6 +21,7 @@ from serfer.splitter.head.find import Head, Linear, split_at
 from serfer.splitter.head.regression import Scaling, judge
 from serfer.splitter.head.torch_interpreter import Trainable
 from serfer.splitter.network.graph import Graph
+from serfer.splitter.network.source import one_thread
 
 _EPOCHS, _STEPS = 5, 300  # at least; more epochs where there are few images
 _PATIENCE = 4
@@ -74,7 +74,7 @@ def tune(
     nodes, _ = split_at(graph, head.trunk_end)
     cost = macs(graph, nodes)
     best = None
-    with threads(cost):
+    with one_thread(cost < _ONE_THREAD_MACS):
         for rate in _TRUNK_RATES:
             network = _Network(Trainable(graph, nodes), start, scaling, rate, batch_size(graph))
             progress(f"training the trunk at rate {rate:g}")
@@ -84,18 +84,6 @@ def tune(
             )
             best = trained if best is None or trained.score > best.score else best
     return best or TunedHead(graph, start, (0.0, 0.0), 0)
-
-
-@contextmanager
-def threads(cost: int) -> Iterator[None]:
-    """Keep torch to one thread for a network of few multiply-accumulates: its threads would wait for one another."""
-    before = torch.get_num_threads()
-    if cost < _ONE_THREAD_MACS:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _course(
@@ -118,10 +106,7 @@ def _course(
 
 
 def _steps(count: int, cost: int, seed: int) -> Iterator[_Step]:
-    """Yield (epoch from 1 on, indices, whether the epoch ends), as many as the budget of arithmetic allows.
-
-    A large network has shorter epochs, each on other images.
-    """
+    """Yield (epoch from 1 on, indices, whether it ends); a large network has shorter epochs, each on other images."""
     random = np.random.default_rng(seed)
     affordable = _BUDGET_MACS / len(_TRUNK_RATES) / (_PASSES * max(cost, 1))
     images = int(min(max(_EPOCHS * count, _STEPS * _BATCH), affordable))

@@ -182,10 +182,7 @@ def _check(graph: Graph, head: Head, calibration: Calibration) -> None:
 
 
 def _check_original(logits: Array, labels: Indices) -> None:
-    """Refuse images on which the original is right no more often than its answers would be by chance.
-
-    Chance knows how often each class is shown and how often it is answered; two standard errors above it are chance.
-    """
+    """Chance knows how often each class is shown, and how often answered; two standard errors above it are chance."""
     classes, answers = logits.shape[1], logits.argmax(axis=1)
     right = float((answers == labels).mean())
     shown, given = (np.bincount(indices, minlength=classes) / len(labels) for indices in (labels, answers))
@@ -199,10 +196,7 @@ def _check_original(logits: Array, labels: Indices) -> None:
 
 
 def _noise(shape: Sequence[int], count: int, seed: int) -> NDArray[np.float32]:
-    """Return `count` images (count, C, H, W) of normal noise, about as large as images normalised to deviation 1.
-
-    Each sums fine and coarse grains, as photographs do, around a colour of its own.
-    """
+    """Each image, (C, H, W), sums fine and coarse grains, as photographs do, around a colour of its own."""
     random = np.random.default_rng(seed)
     images = np.empty((count, *shape), dtype=np.float32)
     for index in range(count):

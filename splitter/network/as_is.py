@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -175,7 +176,7 @@ def as_is_nodes(
             f"{reasons[0] if reasons else 'the whole network runs as it is'}"
         )
     glue = _Glue(opset, _inferred(model.proto) if one_size else {})
-    inner = [_inside(node) for node in nodes]
+    inner = [step for node in nodes for step in glue.inside(node)]
     computed = {result.name: result.dims for result in results}
     computed |= {result.size_name: () for result in results if result.varying}
     body = helper.make_graph(
@@ -212,8 +213,7 @@ def scan(
     part: AsIsPart, inputs: Sequence[str], outputs: Sequence[str], weights: Iterable[TensorProto]
 ) -> onnx.NodeProto:
     """Return a part as an ONNX node, with its `weights` inside."""
-    body = onnx.GraphProto()
-    body.CopyFrom(part.body)
+    body = deepcopy(part.body)
     body.initializer.extend(weights)
     return helper.make_node("Scan", list(inputs), list(outputs), body=body, num_scan_inputs=len(inputs))
 
@@ -255,8 +255,7 @@ def _inferred(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
 
 def _inside(node: onnx.NodeProto) -> onnx.NodeProto:
     """Return an operator with names of the body, those of the graphs inside it as well."""
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
+    copy = deepcopy(node)
     for inner in all_nodes([copy]):
         for names in (inner.input, inner.output):
             names[:] = [name and _INSIDE + name for name in names]
@@ -268,8 +267,7 @@ def _inside(node: onnx.NodeProto) -> onnx.NodeProto:
 
 
 def _inside_tensor(tensor: TensorProto) -> TensorProto:
-    copy = TensorProto()
-    copy.CopyFrom(tensor)
+    copy = deepcopy(tensor)
     copy.name = _INSIDE + tensor.name
     return copy
 
@@ -289,6 +287,21 @@ class _Glue:
             yield helper.make_node("Cast", [source], [f"{source}.cast"], to=tensor.inside)
             source = f"{source}.cast"
         yield self._step("Unsqueeze", source, target)
+
+    def inside(self, node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+        """Yield an operator; one that ONNX Runtime 1.32 misreads where it moves a Transpose reads a sequence.
+
+        It takes amounts of some axes for those of all, and reduces by cubics no last axis but one.
+        """
+        inner = _inside(node)
+        resizes = node.op_type in ("CenterCropPad", "Resize")
+        misread = resizes and any(item.name == "axes" or item.s == b"cubic" for item in node.attribute)
+        if misread or (node.op_type == "Pad" and any(node.input[3:])):
+            sequence, kept = f"{inner.output[0]}.sequence", f"{inner.output[0]}.kept"
+            yield helper.make_node("SequenceConstruct", inner.input[:1], [sequence])
+            yield helper.make_node("SequenceAt", [sequence, self._constant(f"{kept}.place", 0)], [kept])
+            inner.input[0] = kept
+        yield inner
 
     def leave(self, result: Result) -> Iterator[onnx.NodeProto]:
         source, target = _INSIDE + result.name, f"{result.name}.result"

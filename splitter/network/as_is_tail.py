@@ -19,6 +19,7 @@ from serfer.splitter.network.description import Reduction
 from serfer.splitter.network.external_weights import ExternalWeightsModel
 from serfer.splitter.network.graph import Graph
 from serfer.splitter.network.ingest import PlainNetwork, plain_network, prepared
+from serfer.splitter.network.onnx_models import static_shape
 from serfer.splitter.network.outputs import MOST_OUTPUTS
 from serfer.splitter.network.unsupported import CannotSplitError, reason_of
 from serfer.splitter.network.whole_network import described, results_of
@@ -38,15 +39,10 @@ class InferredTensors:
     @classmethod
     def of(cls, model: onnx.ModelProto) -> InferredTensors:
         graph = shape_inference.infer_shapes(model, data_prop=True).graph
-        values = {value.name: value.type.tensor_type for value in (*graph.value_info, *graph.output, *graph.input)}
-        known = {name: kind for name, kind in values.items() if kind.HasField("shape")}
-        return cls(
-            {
-                name: tuple(dim.dim_value if dim.HasField("dim_value") else -1 for dim in kind.shape.dim)
-                for name, kind in known.items()
-            },
-            {name: kind.elem_type for name, kind in values.items()},
-        )
+        values = {value.name: value for value in (*graph.value_info, *graph.output, *graph.input)}
+        known = [value for value in values.values() if value.type.tensor_type.HasField("shape")]
+        kinds = {name: value.type.tensor_type.elem_type for name, value in values.items()}
+        return cls({value.name: static_shape(value) for value in known}, kinds)
 
     def can_be_read(self, name: str) -> bool:
         shape = self.shapes.get(name, ())
@@ -155,16 +151,15 @@ def part_of(
     model: ExternalWeightsModel, nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]
 ) -> ExternalWeightsModel:
     kept, read = {id(node) for node in nodes}, {name for node in nodes for name in names_read(node)}
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
-    graph, given = proto.graph, model.proto.graph
+    part = model.copied()
+    graph, given = part.proto.graph, model.proto.graph
     del graph.node[:], graph.output[:], graph.value_info[:], graph.initializer[:], graph.input[:]
     graph.node.extend(node for node in given.node if id(node) in kept)
     graph.initializer.extend(tensor for tensor in given.initializer if tensor.name in read)
     image = model.inputs[0].name
     graph.input.extend(value for value in given.input if value.name == image or value.name in read)
     graph.output.extend(onnx.helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs)
-    return replace(model, proto=proto, large={name: value for name, value in model.large.items() if name in read})
+    return replace(part, large={name: value for name, value in model.large.items() if name in read})
 
 
 def _blocked(model: ExternalWeightsModel) -> dict[str, Reason]:

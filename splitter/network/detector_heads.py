@@ -35,34 +35,10 @@ from serfer.splitter.network.unsupported import refuse
 _WINDOWS = frozenset({"AveragePool", "Conv", "ConvTranspose", "LpPool", "MaxPool", "Resize", "Upsample"})
 _LOCAL = _WINDOWS | frozenset(
     {
-        *(
-            "Add",
-            "BatchNormalization",
-            "Cast",
-            "Clip",
-            "Concat",
-            "DepthToSpace",
-            "Div",
-            "Dropout",
-            "Elu",
-            "Exp",
-            "Gelu",
-        ),
-        *("HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "Max", "Min", "Mish", "Mul", "Neg", "PRelu", "Pad"),
-        *(
-            "Pow",
-            "Relu",
-            "Selu",
-            "Sigmoid",
-            "Slice",
-            "Softplus",
-            "SpaceToDepth",
-            "Split",
-            "Sqrt",
-            "Sub",
-            "Swish",
-            "Tanh",
-        ),
+        *("Add", "BatchNormalization", "Cast", "Clip", "Concat", "DepthToSpace", "Div", "Dropout", "Elu", "Exp"),
+        *("Gelu", "HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "Max", "Min", "Mish", "Mul", "Neg", "PRelu"),
+        *("Pad", "Pow", "Relu", "Selu", "Sigmoid", "Slice", "Softplus", "SpaceToDepth", "Split", "Sqrt", "Sub"),
+        *("Swish", "Tanh"),
     }
 )
 """Operators of which a map's position follows from a neighbourhood, along whatever axes of a map they work."""

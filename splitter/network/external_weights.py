@@ -6,7 +6,8 @@ the weights.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 
 import onnx
 from onnx import ValueInfoProto, helper, numpy_helper
@@ -52,9 +53,11 @@ class ExternalWeightsModel:
                 model.graph.register_initializer(value)
         return model
 
+    def copied(self) -> ExternalWeightsModel:
+        return replace(self, proto=deepcopy(self.proto))
+
     def with_constants(self, values: Weights) -> ExternalWeightsModel:
-        proto = onnx.ModelProto()
-        proto.CopyFrom(self.proto)
+        proto = deepcopy(self.proto)
         large = {name: value for name, value in values.items() if value.nbytes > INLINE_BYTES}
         for name, value in large.items():
             kind = helper.np_dtype_to_tensor_dtype(value.dtype)

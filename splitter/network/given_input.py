@@ -12,20 +12,23 @@ Outputs keep the form that the file gives them; those of a network of one image 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import AttributeProto, TensorProto, TensorShapeProto, helper, numpy_helper
+from onnx import TensorProto, TensorShapeProto, helper, numpy_helper
 
 from serfer.core.errors import ModelError
 from serfer.core.plan import FileTensors, Preprocess
 from serfer.core.plan.pixels import whole_numbers
 from serfer.core.plan.validation import MAX_NAME
+from serfer.splitter.network.as_is import names_read
 from serfer.splitter.network.external_weights import ExternalWeightsModel
 from serfer.splitter.network.graph import BROADCAST, MAP_RANK, PER_VALUE
+from serfer.splitter.network.onnx_models import constants_of
 
 Array = NDArray[Any]
 CHANNELS_FIRST, CHANNELS_LAST, GREY = "NCHW", "NHWC", "NHW"
@@ -234,15 +237,10 @@ class _Rewrite:
     """A copy of a model whose input changes step by step; the tensor that operators read keeps its name."""
 
     def __init__(self, model: ExternalWeightsModel) -> None:
-        proto = onnx.ModelProto()
-        proto.CopyFrom(model.proto)
-        self.model = replace(model, proto=proto)
-        self.graph = proto.graph
+        self.model = model.copied()
+        self.graph = self.model.proto.graph
         self.changed = False
-        self._constants = {tensor.name: tensor for tensor in self.graph.initializer}
-        for node in self.graph.node:
-            if node.op_type == "Constant" and node.attribute[0].name == "value":
-                self._constants[node.output[0]] = node.attribute[0].t
+        self._constants = constants_of(self.graph)
 
     @property
     def input(self) -> onnx.ValueInfoProto:
@@ -288,7 +286,7 @@ class _Rewrite:
     def drop_repeated_outputs(self) -> None:
         outputs = {value.name: value for value in self.graph.output}
         if len(outputs) < len(self.graph.output):
-            kept = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in outputs.values()]
+            kept = [*map(deepcopy, outputs.values())]
             del self.graph.output[:]
             self.graph.output.extend(kept)
             self.changed = True
@@ -348,7 +346,8 @@ class _Rewrite:
         for node in self.graph.node:
             if node.op_type == "Cast" and node.input[0] == name:
                 node.input[0] = image
-        if name not in _names_read(self.graph):
+        outputs = {value.name for value in self.graph.output}
+        if name not in outputs.union(*map(names_read, self.graph.node)):
             return
         steps = [helper.make_node("Cast", [image], [name], name=f"{name}.Cast", to=kind)]
         numbers = whole_numbers(_TYPES[kind])
@@ -397,8 +396,7 @@ class _Rewrite:
         read = [several.get(name) for name in node.input]
         if not any(read) or len(node.output) != 1:
             return None
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
+        copy = deepcopy(node)
         copy.input[:] = [other.name if other else name for name, other in zip(node.input, read, strict=True)]
         if node.op_type == "Unsqueeze" and self.integers(node, 1) == [0]:
             copy.op_type = "Identity"
@@ -419,7 +417,7 @@ class _Rewrite:
         return tuple(self._constants[name].dims) if name in self._constants else None
 
     def _renamed(self, suffix: str, dims: Sequence[TensorShapeProto.Dimension]) -> str:
-        kept = [TensorShapeProto.Dimension.FromString(dim.SerializeToString()) for dim in dims]
+        kept = [*map(deepcopy, dims)]
         image = self.input
         image.name = f"{image.name}.{suffix}"
         del image.type.tensor_type.shape.dim[:]
@@ -435,7 +433,7 @@ class _Rewrite:
 
     def _put(self, nodes: Sequence[onnx.NodeProto], *, instead: bool = False) -> None:
         rest = [] if instead else list(self.graph.node)
-        kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in (*nodes, *rest)]
+        kept = [*map(deepcopy, (*nodes, *rest))]
         del self.graph.node[:]
         self.graph.node.extend(kept)
 
@@ -444,13 +442,3 @@ class _Rewrite:
         del self.graph.value_info[:]
         for value in self.graph.output:
             value.type.tensor_type.ClearField("shape")
-
-
-def _names_read(graph: onnx.GraphProto) -> set[str]:
-    names = {value.name for value in graph.output}
-    for node in graph.node:
-        names.update(node.input)
-        for item in node.attribute:
-            nested = [item.g] if item.type == AttributeProto.GRAPH else item.graphs
-            names |= {name for inner in nested for name in _names_read(inner)}
-    return names

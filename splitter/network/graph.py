@@ -9,6 +9,7 @@ from functools import cached_property
 from math import prod
 from typing import Any, TypeVar, TypeVarTuple
 
+import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.plan import SCORES, MapStatistics, OutputTensor, PlanSizes, Shape
@@ -75,6 +76,12 @@ class Bins:
     growth: tuple[Fraction, Fraction]
 
 
+def bin_bounds(size: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the first row of each of `count` bins, and the one after its last, as adaptive pooling has them."""
+    bins = np.arange(count)
+    return bins * size // count, -(-(bins + 1) * size // count)
+
+
 @dataclass(frozen=True)
 class Statistic:
     """What is known of a map `source` as a whole: `values`, and of which pass they are, the first being 0.
@@ -102,7 +109,8 @@ class Graph:
     With `sizes` it is one part that takes images of all of these, and `shapes` are those of the largest.
     With `statistics` (windows/global_statistics.py) it has a second input, STATISTICS, from which `fixed` are computed:
     vectors and maps of one position, as large for every image. With `exact_places`, what a row of a linear or cubic
-    Resize reads is not rounded as runtimes do, in float32: windows of a large image are alike then.
+    Resize reads is not rounded as runtimes do, in float32: windows of a large image are alike then. `given_shapes` are
+    those of the model's own tensors, as it was read.
     """
 
     nodes: tuple[Node, ...]
@@ -121,6 +129,9 @@ class Graph:
     statistics: tuple[Statistic, ...] = ()
     fixed: frozenset[str] = frozenset()
     exact_places: bool = False
+    given_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    _known_shapes: dict[str, Shape] = field(default_factory=dict, init=False, repr=False)
+    _cache: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def output(self) -> str:
@@ -146,10 +157,6 @@ class Graph:
         if tensor not in self._known_shapes:
             self._known_shapes[tensor] = self._shape(tensor)
         return self._known_shapes[tensor]
-
-    @cached_property
-    def _known_shapes(self) -> dict[str, Shape]:
-        return {}
 
     def _shape(self, tensor: str) -> Shape:
         shape, axes = self.shapes[tensor], self.axes(tensor)
@@ -184,10 +191,6 @@ class Graph:
         except KeyError:
             answer = self._cache[key] = question(self, *given)
         return answer
-
-    @cached_property
-    def _cache(self) -> dict[Hashable, Any]:
-        return {}
 
 
 def needed_for(nodes: Iterable[Node], outputs: Iterable[str], known: Collection[str] = ()) -> tuple[Node, ...]:

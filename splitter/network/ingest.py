@@ -31,7 +31,7 @@ from serfer.splitter.network.group_norms import with_plain_group_norms
 from serfer.splitter.network.interpolation import with_moved_scales, with_own_scales
 from serfer.splitter.network.max_unpool import with_local_unpooling
 from serfer.splitter.network.onnx_files import MOST_CONSTANT_BYTES
-from serfer.splitter.network.onnx_models import run_once
+from serfer.splitter.network.onnx_models import attributes_of, inferred_shapes, run_once, static_shape
 from serfer.splitter.network.outputs import MOST_OUTPUTS, default_names, numpy_type
 from serfer.splitter.network.reductions import reduced
 from serfer.splitter.network.size_hints import instead_of
@@ -179,13 +179,11 @@ def with_static_input(model: ExternalWeightsModel, height: int, width: int) -> E
                 f"the model takes images of {' x '.join(str(dim.dim_value or dim.dim_param) for dim in dims[2:])} "
                 f"alone, not of {height} x {width}"
             )
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model.proto)
-    fixed = replace(model, proto=copy)
+    fixed = model.copied()
     for axis, size in ((0, 1), (2, height), (3, width)):
         fixed.inputs[0].type.tensor_type.shape.dim[axis].dim_value = size
-    del copy.graph.value_info[:]
-    for value in copy.graph.output:
+    del fixed.proto.graph.value_info[:]
+    for value in fixed.proto.graph.output:
         value.type.tensor_type.ClearField("shape")
     return fixed
 
@@ -229,7 +227,7 @@ def _folded(model: ExternalWeightsModel, rounds: int = _MOST_FOLDINGS) -> Extern
     graph.node.extend(rest)
     if len(known) == len(foldable):
         return model.with_constants(values)
-    inferred = [value for value in graph.value_info if min(_static_shape(value), default=0) >= 0]
+    inferred = [value for value in graph.value_info if min(static_shape(value), default=0) >= 0]
     del graph.value_info[:]  # what was not known would stay so
     graph.value_info.extend(inferred)
     return _folded(model.with_constants(values), rounds - 1)
@@ -257,10 +255,10 @@ def _of_known_size(model: onnx.ModelProto, nodes: list[onnx.NodeProto], *, last:
 
 
 def _bytes_of(value: onnx.ValueInfoProto | None) -> int | None:
-    if value is None or not value.type.tensor_type.HasField("shape") or min(_static_shape(value), default=0) < 0:
+    if value is None or not value.type.tensor_type.HasField("shape") or min(static_shape(value), default=0) < 0:
         return None
     kind = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
-    return kind.itemsize * prod(_static_shape(value))
+    return kind.itemsize * prod(static_shape(value))
 
 
 def _computed(model: ExternalWeightsModel, nodes: list[onnx.NodeProto], names: list[str]) -> Weights:
@@ -285,21 +283,19 @@ def _with_own_windows(light: ExternalWeightsModel) -> ExternalWeightsModel:
     padding that ONNX Runtime gives them.
     """
     model = light.proto
-    own = [node for node in model.graph.node if _attributes(node).get("ceil_mode") or _ignores_dilations(node)]
+    own = [node for node in model.graph.node if attributes_of(node).get("ceil_mode") or _ignores_dilations(node)]
     for node in own:  # in order: each may change the size of the maps after it
-        inferred = shape_inference.infer_shapes(model, data_prop=True)
-        values = (*inferred.graph.value_info, *inferred.graph.input, *inferred.graph.output)
-        shapes = {value.name: _static_shape(value) for value in values}
+        shapes = inferred_shapes(model)
         sizes = [shapes.get(name, ())[2:] for name in (node.input[0], node.output[0])]
         if all(sizes) and _ignores_dilations(node):
-            plain = {**_attributes(node), "dilations": [1, 1]}
+            plain = {**attributes_of(node), "dilations": [1, 1]}
             node.attribute.append(helper.make_attribute("pads", explicit_pads(plain, sizes[0])))
             node.attribute.remove(next(item for item in node.attribute if item.name == "auto_pad"))
             continue
-        pads = floor_pads(_attributes(node), *sizes) if all(sizes) else None
+        pads = floor_pads(attributes_of(node), *sizes) if all(sizes) else None
         if pads is None:
             continue
-        if node.op_type == "AveragePool" and pads != list(_attributes(node).get("pads") or [0, 0, 0, 0]):
+        if node.op_type == "AveragePool" and pads != list(attributes_of(node).get("pads") or [0, 0, 0, 0]):
             _count_apart(model, node, sizes)
         kept = [item for item in node.attribute if item.name not in ("ceil_mode", "pads")]
         del node.attribute[:]
@@ -309,14 +305,14 @@ def _with_own_windows(light: ExternalWeightsModel) -> ExternalWeightsModel:
 
 def _ignores_dilations(node: onnx.NodeProto) -> bool:
     """Return whether ONNX Runtime pads a pool by `auto_pad` as if it were not dilated, and ONNX as it is."""
-    attributes = _attributes(node)
+    attributes = attributes_of(node)
     dilated = node.op_type in ("AveragePool", "LpPool", "MaxPool") and max(attributes.get("dilations") or [1]) > 1
     return dilated and bytes(attributes.get("auto_pad", b"")).startswith(b"SAME")
 
 
 def _count_apart(model: onnx.ModelProto, node: onnx.NodeProto, sizes: list[tuple[int, ...]]) -> None:
     """Let a mean count its whole window, and scale its values to what they should count."""
-    scale = pool_scale(_attributes(node), *sizes)
+    scale = pool_scale(attributes_of(node), *sizes)
     mean, name = f"{node.output[0]}.mean", f"{node.output[0]}.scale"
     product = helper.make_node("Mul", [mean, name], [node.output[0]], f"{node.name}.scale")
     place = next(index for index, other in enumerate(model.graph.node) if other is node)
@@ -328,26 +324,12 @@ def _count_apart(model: onnx.ModelProto, node: onnx.NodeProto, sizes: list[tuple
     node.attribute.extend([*kept, helper.make_attribute("count_include_pad", 1)])
 
 
-def _attributes(proto: onnx.NodeProto) -> dict[str, Any]:
-    return {item.name: helper.get_attribute_value(item) for item in proto.attribute}
-
-
-@dataclass(frozen=True)
-class _Values:
-    shapes: dict[str, tuple[int, ...]]
-    others: frozenset[str]
-
-
-def _values(model: onnx.ModelProto) -> _Values:
-    values = [*model.graph.value_info, *model.graph.output, *model.graph.input]  # an input may be an output, too
-    others = (value.name for value in values if value.type.tensor_type.elem_type != TensorProto.FLOAT)
-    return _Values({value.name: _static_shape(value) for value in values}, frozenset(others))
-
-
 def _read_graph(light: ExternalWeightsModel) -> Graph:
     model = light.proto
     weights = light.large | {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    values = _values(model)
+    values = [*model.graph.value_info, *model.graph.output, *model.graph.input]  # an input may be an output, too
+    shapes = {value.name: static_shape(value) for value in values}
+    others = (value.name for value in values if value.type.tensor_type.elem_type != TensorProto.FLOAT)
     nodes: list[Node] = []
     second: dict[str, Node] = {}
     for index, proto in enumerate(model.graph.node):
@@ -355,10 +337,10 @@ def _read_graph(light: ExternalWeightsModel) -> Graph:
             weights[proto.output[0]] = _constant(proto)
             continue
         if proto.op_type == "Split":
-            nodes.extend(_slices(proto, values.shapes, weights))
+            nodes.extend(_slices(proto, shapes, weights))
             continue
         name, kind = proto.name or f"{proto.op_type}_{index}", proto.op_type
-        nodes.append(Node(name, kind, _inputs(proto), proto.output[0], _attributes(proto)))
+        nodes.append(Node(name, kind, _inputs(proto), proto.output[0], attributes_of(proto)))
         second |= dict.fromkeys(proto.output[1:], nodes[-1])
     opset = next(item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))
     graph = Graph(
@@ -366,9 +348,10 @@ def _read_graph(light: ExternalWeightsModel) -> Graph:
         weights,
         light.inputs[0].name,
         tuple(value.name for value in model.graph.output),
-        values.shapes,
+        shapes,
         opset,
-        others=values.others,
+        others=frozenset(others),
+        given_shapes=shapes,
     )
     return _without_dead_nodes(graph, second)
 
@@ -392,7 +375,7 @@ def _named_apart(nodes: list[Node]) -> tuple[Node, ...]:
 
 def _slices(proto: onnx.NodeProto, shapes: dict[str, tuple[int, ...]], weights: Weights) -> Iterator[Node]:
     """Write a Split as one Slice for each of its outputs; a node has one output here."""
-    axis = _attributes(proto).get("axis", 0)
+    axis = attributes_of(proto).get("axis", 0)
     start = 0
     for output in filter(None, proto.output):
         stop = start + shapes[output][axis]
@@ -407,16 +390,8 @@ def _constant(proto: onnx.NodeProto) -> NDArray[Any]:
     return numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else np.asarray(value)
 
 
-def _static_shape(value: onnx.ValueInfoProto) -> tuple[int, ...]:
-    dims = value.type.tensor_type.shape.dim
-    return tuple(dim.dim_value if dim.HasField("dim_value") else -1 for dim in dims)
-
-
 def _without_dead_nodes(graph: Graph, second: dict[str, Node]) -> Graph:
-    """Keep the nodes that the output depends on, with the constants they read.
-
-    `second` has the operators of which some output but the first is used.
-    """
+    """`second` has the operators of which some output but the first is used."""
     kept = needed_for(graph.nodes, graph.outputs)
     needed = {*graph.outputs, *(name for node in kept for name in graph.activations(node))}
     for name in sorted(needed & second.keys()):
@@ -459,8 +434,8 @@ def widened(model: ExternalWeightsModel) -> WideModel:
     given = any(value.type.tensor_type.elem_type == TensorProto.FLOAT16 for value in model.inputs)
     if not given and not any(_rounds(node) for node in graph.node):
         return WideModel(model)
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
+    wide = model.copied()
+    proto = wide.proto
     for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
         if value.type.tensor_type.elem_type == TensorProto.FLOAT16:
             value.type.tensor_type.elem_type = TensorProto.FLOAT
@@ -473,7 +448,7 @@ def widened(model: ExternalWeightsModel) -> WideModel:
             _widen(attribute.t)
     half = frozenset(name for name, value in model.large.items() if value.dtype == np.float16)
     large = {name: value.astype(np.float32) if name in half else value for name, value in model.large.items()}
-    return WideModel(replace(model, proto=proto, large=large), half, rounded=True)
+    return WideModel(replace(wide, large=large), half, rounded=True)
 
 
 def _rounds(node: onnx.NodeProto) -> bool:

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper, shape_inference
+from onnx import TensorProto, helper, numpy_helper
 
 from serfer.core.geometry import Span
 from serfer.splitter.network.as_is import all_nodes
 from serfer.splitter.network.graph import MAP_RANK, NCHW, ROW_AXIS, Graph, Node
-from serfer.splitter.network.onnx_models import model_of, session_of
+from serfer.splitter.network.onnx_models import constants_of, inferred_shapes, model_of, session_of
 
 INTERPOLATION = (
     *("mode", "coordinate_transformation_mode", "nearest_mode"),
@@ -238,13 +238,11 @@ def with_moved_scales(model: onnx.ModelProto, *, exported: bool) -> Moved:
     moved: Moved = {}
     resizes = [node for node in model.graph.node if node.op_type == "Resize" and _uneven(_scales_of(model, node))]
     for node in resizes:  # in order: each may change the size of the maps after it
-        inferred = shape_inference.infer_shapes(model, data_prop=True).graph
-        shapes = {value.name: value.type.tensor_type.shape.dim for value in (*inferred.value_info, *inferred.input)}
-        shapes |= {value.name: value.type.tensor_type.shape.dim for value in inferred.output}
-        before, after = ([dim.dim_value for dim in shapes.get(name, ())] for name in (node.input[0], node.output[0]))
+        shapes = inferred_shapes(model)
+        before, after = (shapes.get(name, ()) for name in (node.input[0], node.output[0]))
         scales = _scales_of(model, node)
         axes = next((item.ints for item in node.attribute if item.name == "axes"), range(len(before)))
-        if scales is None or len(axes) != scales.size or not all(before) or len(before) != len(after):
+        if scales is None or len(axes) != scales.size or min(before, default=0) < 1 or len(before) != len(after):
             continue
         own = scales.copy()
         for place, axis in enumerate(axes):
@@ -282,17 +280,10 @@ def with_own_scales(graph: Graph, moved: Moved) -> Graph:
 
 def _scales_of(model: onnx.ModelProto, node: onnx.NodeProto) -> NDArray[np.float32] | None:
     name = node.input[_SCALES] if len(node.input) == _SCALES + 1 else ""
-    tensors = [tensor for tensor in model.graph.initializer if name and tensor.name == name]
-    tensors += [
-        item.t
-        for other in model.graph.node
-        if name and other.op_type == "Constant" and other.output[0] == name
-        for item in other.attribute
-        if item.name == "value"
-    ]
-    if not tensors or tensors[0].data_type != TensorProto.FLOAT:
+    tensor = constants_of(model.graph).get(name) if name else None
+    if tensor is None or tensor.data_type != TensorProto.FLOAT:
         return None
-    return np.array(numpy_helper.to_array(tensors[0]), dtype=np.float32)
+    return np.array(numpy_helper.to_array(tensor), dtype=np.float32)
 
 
 def _uneven(scales: NDArray[np.float32] | None) -> bool:

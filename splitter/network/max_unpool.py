@@ -15,6 +15,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from serfer.splitter.network.onnx_models import attributes_of, inferred_shapes
+
 _WINDOW = [2, 2]
 _CORNERS = 4
 _WITH_SHAPE = 3  # inputs of a MaxUnpool
@@ -45,16 +47,12 @@ def with_local_unpooling(model: onnx.ModelProto) -> None:
 
 
 def _even_maps(model: onnx.ModelProto) -> set[str]:
-    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
-    sides = {
-        value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim][2:]
-        for value in (*inferred.value_info, *inferred.input)
-    }
-    return {name for name, known in sides.items() if known and all(side and side % 2 == 0 for side in known)}
+    sides = {name: shape[2:] for name, shape in inferred_shapes(model).items()}
+    return {name for name, known in sides.items() if known and all(side > 0 and side % 2 == 0 for side in known)}
 
 
 def _is_local(node: onnx.NodeProto) -> bool:
-    attributes: dict[str, Any] = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+    attributes = attributes_of(node)
     plain = not any(attributes.get("pads", ())) and attributes.get("auto_pad", b"NOTSET") in (b"NOTSET", b"VALID")
     whole = not attributes.get("ceil_mode") and not attributes.get("storage_order") and len(node.input) < _WITH_SHAPE
     dense = all(step == 1 for step in attributes.get("dilations", ()))

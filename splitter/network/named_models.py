@@ -12,10 +12,8 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Self
-from unittest import mock
 
 from serfer.core.errors import ModelError, SerferError, UnavailableError, UsageError
 from serfer.core.plan import INTERPOLATIONS, Preprocess
@@ -95,8 +93,6 @@ def build(model: NamedModel, shape: Shape | None = None) -> NamedNetwork:
     Raises ModelError for an unknown name, weights that are not here or of another network, and MissingExtraError.
     """
     library, name = model.name.split(":")
-    if model.weights_from == CACHE and library not in sys.modules and find_spec(library):
-        _check_caches(model)
     file = None if model.weights_from in WEIGHTS_FROM else Path(model.weights_from)
     network = describe(library, name, file.name if file else "", shape)
     try:
@@ -115,13 +111,6 @@ def build(model: NamedModel, shape: Shape | None = None) -> NamedNetwork:
     except Exception as error:  # whatever the library's own code raises, for a size or an option
         size = f"{network.shape[1]} x {network.shape[2]} pixels and {network.shape[0]} channels"
         raise ModelError(f"{model.name} cannot be built for images of {size}: {in_one_line(error)[:300]}") from error
-
-
-def _check_caches(model: NamedModel) -> None:
-    """Raise ModelError where the hubs' caches are empty, before a library is imported, which takes long."""
-    places = _hugging_face_hub(), _torch_hub() / "checkpoints"
-    if not any(place.is_dir() and any(place.iterdir()) for place in places):
-        raise ModelError(f"{model.name}: its weights are not here, {places[0]} and {places[1]} are empty: {_HOW}")
 
 
 def _hub_file(network: NamedNetwork, model: NamedModel) -> Path:
@@ -277,6 +266,8 @@ def _torchvision(name: str, file: str, shape: Shape | None) -> NamedNetwork:
             raise ModelError(f"torchvision's {architecture} takes images of 3 channels, not {shape[0]}")
         builder = models.get_model_builder(architecture)
         if weights is not None and classes == len(labels):  # in the form in which torchvision published them
+            from unittest import mock  # noqa: PLC0415 - 0.8 MB, in every service
+
             with mock.patch.object(models.WeightsEnum, "get_state_dict", return_value=dict(weights)):
                 return builder(weights=entry)
         options = {"weights_backbone": None, "aux_loss": False} if not classifies else {}

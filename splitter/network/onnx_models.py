@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
-from onnx import helper
+from onnx import helper, shape_inference
 
 from serfer.core.costs.sessions import set_threads
 from serfer.core.errors import ModelError
@@ -50,14 +50,36 @@ def plain_options(*, optimized: bool = True) -> ort.SessionOptions:
     return options
 
 
-def session_of(model: onnx.ModelProto | Path, options: ort.SessionOptions | None = None) -> ort.InferenceSession:
-    """Return a session on the processor for a model or the file of one.
-
-    Its `options` are `plain_options` unless given.
-    """
+def session_of(
+    model: onnx.ModelProto | Path, options: ort.SessionOptions | None = None, *, without: Collection[str] = ()
+) -> ort.InferenceSession:
+    """Return a session on the processor for a model or the file of one; `options` are `plain_options` unless given."""
     options = options or plain_options()
     source = model if isinstance(model, Path) else model.SerializeToString()
-    return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    return ort.InferenceSession(source, options, ["CPUExecutionProvider"], disabled_optimizers=without)
+
+
+def constants_of(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    nodes = (node for node in graph.node if node.op_type == "Constant" and node.attribute[0].name == "value")
+    return constants | {node.output[0]: node.attribute[0].t for node in nodes}
+
+
+def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
+    return {item.name: helper.get_attribute_value(item) for item in node.attribute}
+
+
+def static_shape(value: onnx.ValueInfoProto) -> tuple[int, ...]:
+    """Return a tensor's shape, with -1 for a size that is not known; that of a shape that is not known is ()."""
+    dims = value.type.tensor_type.shape.dim
+    return tuple(dim.dim_value if dim.HasField("dim_value") else -1 for dim in dims)
+
+
+def inferred_shapes(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
+    """Return the `static_shape` of each tensor that has one in ONNX's inference."""
+    graph = shape_inference.infer_shapes(model, data_prop=True).graph
+    values = (*graph.value_info, *graph.output, *graph.input)
+    return {value.name: static_shape(value) for value in values if value.type.tensor_type.HasField("shape")}
 
 
 def run_once(

@@ -75,7 +75,6 @@ def _has_channels_last(shape: tuple[int, ...], image: tuple[int, ...]) -> bool:
 
 
 def check_one_to_reduce(tensors: Sequence[OutputTensor]) -> None:
-    """Refuse to reduce a network of several outputs that does not say which; raises UsageError."""
     if len(tensors) > 1:
         names = [tensor.name for tensor in tensors]
         outputs = ", ".join(names)
@@ -96,10 +95,7 @@ def reduced_answer(answer: Answer, reduction: Reduction) -> Answer:
 
 
 def _place(shapes: Sequence[tuple[int, ...]], names: Sequence[str], wanted: str | None) -> int:
-    """Return the number of the first output, or the one that is `wanted`, that is a map.
-
-    Outputs of other types have no shape here.
-    """
+    """Return the number of the `wanted` output, or of the first map; outputs of other types have no shape here."""
     if wanted is not None and wanted not in names:
         raise ModelError(f"--reduce {wanted}=...: the network has no such output: its outputs are {', '.join(names)}")
     for number, shape in enumerate(shapes):

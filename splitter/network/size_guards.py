@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from itertools import product
 from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
 
 from serfer.core.errors import ModelError
 
@@ -47,36 +49,53 @@ class SizeGuards:
         symbols: list[Any] = []
         conditions: list[Any] = []
         for axis, extent in zip(_AXES, image.shape[2:], strict=True):
-            if isinstance(extent, int):  # the module uses it as a plain number
-                symbols.append(sympy.Symbol(axis))
-                conditions.append(sympy.Eq(symbols[-1], extent))
-                continue
-            symbols.append(extent.node.expr)
-            known = environment.var_to_range.get(extent.node.expr)
-            if known is not None:
+            is_number = isinstance(extent, int)  # the module uses it as such
+            symbols.append(sympy.Symbol(axis) if is_number else extent.node._expr)  # noqa: SLF001 - and `expr` may be
+            conditions.append(sympy.Eq(symbols[-1], extent if is_number else extent.node.expr))  # the other side's
+            if (known := environment.var_to_range.get(symbols[-1])) is not None:
                 conditions += [sympy.Ge(symbols[-1], known.lower), sympy.Le(symbols[-1], known.upper)]
         asserts = [guard for several in environment.deferred_runtime_asserts.values() for guard in several]
         conditions += [guard.expr for guard in (*environment.guards, *asserts)]
-        own = set(symbols)
-        return cls((symbols[0], symbols[1]), tuple(guard for guard in conditions if guard.free_symbols <= own))
+        parts = (part for guard in conditions for part in sympy.And.make_args(guard))
+        return cls((symbols[0], symbols[1]), tuple(part for part in parts if part.free_symbols <= {*symbols}))
 
     def broken(self, size: Size) -> str | None:
         """Return the first condition that an image's size does not meet, in words of Python; None if it meets all."""
         import sympy  # noqa: PLC0415 - as above
 
-        given = dict(
-            zip(self.symbols, map(sympy.Integer, size), strict=True)
-        )  # xreplace asks for no assumptions, as subs
+        given = dict(zip(self.symbols, map(sympy.Integer, size), strict=True))
         return next((self._describe_condition(guard) for guard in self.conditions if not guard.xreplace(given)), None)
 
+    def unproven(self, sides: Sequence[NDArray[Any]]) -> str | None:
+        """Return a condition that is not shown to be met by all images of these heights and widths, None for none.
+
+        It is shown by its bounds or, where it is of one side, by computing it at all lengths.
+        """
+        import torch  # noqa: PLC0415 - slow to import
+        from torch.utils._sympy.interp import sympy_interp  # noqa: PLC0415 - same
+        from torch.utils._sympy.reference import TensorReferenceAnalysis  # noqa: PLC0415 - same
+        from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy  # noqa: PLC0415 - same
+
+        class Analysis(TensorReferenceAnalysis):
+            mod: Any = staticmethod(torch.remainder)  # torch leaves them out for signs and large numbers
+            python_mod, int_truediv = mod, staticmethod(torch.true_divide)
+
+        lengths = dict(zip(self.symbols, map(torch.from_numpy, sides), strict=True))
+        ranges = {symbol: ValueRanges(int(side.min()), int(side.max())) for symbol, side in lengths.items()}
+        for guard in self.conditions:
+            with suppress(Exception):  # torch raises many kinds for what it does not compute
+                met = bound_sympy(guard, ranges)
+                always = met.is_singleton() and met.lower
+                if always or (len(guard.free_symbols) == 1 and sympy_interp(Analysis, lengths, guard).all()):
+                    continue
+            return self._describe_condition(guard)
+        return None
+
     def _describe_condition(self, condition: Any) -> str:  # noqa: ANN401 - sympy has no types
-        import sympy  # noqa: PLC0415 - as above
         from torch.utils._sympy.printers import PythonPrinter  # noqa: PLC0415 - how torch prints guards
 
-        named = condition.xreplace(
-            {symbol: sympy.Symbol(axis) for symbol, axis in zip(self.symbols, _AXES, strict=True)}
-        )
-        return str(PythonPrinter().doprint(named))
+        names = {symbol: symbol.func(axis) for symbol, axis in zip(self.symbols, _AXES, strict=True)}
+        return str(PythonPrinter().doprint(condition.xreplace(names)))
 
 
 @dataclass(frozen=True)
@@ -95,29 +114,22 @@ class SizedExports:
     made: list[tuple[Size, SizedExport]] = field(default_factory=list)
 
     def of(self, size: Size) -> SizedExport:
-        for _, export in self.made:
-            if export.guards.broken(size) is None:
-                return export
+        if fitting := next((export for _, export in self.made if not export.guards.broken(size)), None):
+            return fitting
         try:
             made = self.export(size)
         except ModelError as error:
             raise ModelError(f"{error}{self._beside(size)}") from error
-        broken = made.guards.broken(size)
-        if broken:
+        if broken := made.guards.broken(size):
             raise ModelError(
                 f"the network cannot be exported for images of {size[0]} x {size[1]} pixels: it needs {broken}"
             )
         self.made.append((size, made))
         return made
 
-    def named_lengths(self) -> set[int]:
-        numbers = [{0, *(int(n) for n in c.atoms() if n.is_Integer)} for _, e in self.made for c in e.guards.conditions]
-        return {first + second for named in numbers for first, second in product(named, repeat=2)}
-
     def _beside(self, size: Size) -> str:
         for (height, width), export in self.made:
-            broken = export.guards.broken(size)
-            if broken:
+            if broken := export.guards.broken(size):
                 return (
                     f" (at {size[0]} x {size[1]} pixels; its Python looks at the image's size, and at {height} x "
                     f"{width} it goes another way, by {broken})"

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 import onnx
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 
 from serfer.splitter.network.external_weights import ExternalWeightsModel
+from serfer.splitter.network.onnx_models import attributes_of, constants_of
 
 Size = tuple[int, int]
 _KEYS = ("imgsz", "image_size", "img_size", "input_size")
@@ -42,7 +43,7 @@ def strides(model: ExternalWeightsModel) -> Size:
     1 where it has none, or where a step is not known before the file runs.
     """
     steps: dict[str, tuple[Fraction, Fraction]] = {model.inputs[0].name: (Fraction(1), Fraction(1))}
-    constants = {tensor.name: tensor for tensor in model.proto.graph.initializer}
+    constants = constants_of(model.proto.graph)
     for node in model.proto.graph.node:
         read = [steps[name] for name in node.input if name in steps]
         if read:
@@ -54,7 +55,7 @@ def strides(model: ExternalWeightsModel) -> Size:
 
 
 def _step(node: onnx.NodeProto, constants: dict[str, onnx.TensorProto]) -> tuple[Fraction, Fraction]:
-    attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+    attributes = attributes_of(node)
     one = Fraction(1)
     if node.op_type in _STRIDED:
         given = attributes.get("strides") or [1, 1]

@@ -23,7 +23,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
-from onnx import TensorShapeProto
+from onnx import TensorShapeProto, shape_inference
 
 from serfer.core.costs.sessions import set_threads
 from serfer.core.errors import ModelError
@@ -36,6 +36,7 @@ from serfer.plug_ins import defined, file_module, in_one_line
 from serfer.splitter.network import zoo
 from serfer.splitter.network.external_weights import ExternalWeightsModel
 from serfer.splitter.network.given_input import GivenInput, with_usual_input
+from serfer.splitter.network.graph import bin_bounds
 from serfer.splitter.network.interpolation import keep_places
 from serfer.splitter.network.metadata import read_metadata
 from serfer.splitter.network.named_models import NamedModel, build, is_named
@@ -43,6 +44,7 @@ from serfer.splitter.network.onnx_files import read_file
 from serfer.splitter.network.onnx_models import OPSET, plain_message, session_of
 from serfer.splitter.network.size_guards import Size, SizedExport, SizedExports, SizeGuards, checked_sizes, mean_pools
 from serfer.splitter.network.size_hints import in_words, instead_of, size_in_metadata
+from serfer.splitter.network.unsupported import check_windows
 
 if TYPE_CHECKING:
     import torch
@@ -65,6 +67,8 @@ _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 """Linux's number, which Python has a name for from 3.13 on."""
 _NOT_FUSED = ("Cannot view a tensor", "only 4D query, key, and value")
 """What torch's exporter says of attention that it cannot write as one operator."""
+_IGNORING_AXES = "TransposeOptimizer", "TransposeOptimizer_CPUExecutionProvider"
+"""What takes the pads and scales of axes for those of all axes, as of ONNX Runtime 1.32."""
 _SILENT = 4
 """ONNX Runtime's level of errors that end the process: others are raised, and reported by SerFer."""
 
@@ -245,7 +249,7 @@ def _from_module(
     module = module.eval()
 
     def answer(batch: Array) -> dict[str, Any]:
-        with torch.inference_mode(), _few_threads(batch):
+        with torch.inference_mode(), one_thread(batch.size <= _MOST_ON_ONE_THREAD):
             return named_outputs(module(torch.from_numpy(np.ascontiguousarray(batch))))
 
     def run(batch: Array) -> Answer:
@@ -274,15 +278,13 @@ def _from_module(
 
 
 @contextmanager
-def _few_threads(batch: Array) -> Iterator[None]:
-    """Let torch compute small images on one thread: where others use the processors too, its threads spin for long."""
+def one_thread(wanted: bool) -> Iterator[None]:  # noqa: FBT001 - it stands alone
+    """Keep torch to one thread, where that is `wanted`: for little work its threads wait for one another, and spin."""
     import torch  # noqa: PLC0415 - slow to import
 
     before = torch.get_num_threads()
-    if batch.size > _MOST_ON_ONE_THREAD or before == 1:
-        yield
-        return
-    torch.set_num_threads(1)
+    if wanted and before > 1:
+        torch.set_num_threads(1)
     try:
         yield
     finally:
@@ -488,10 +490,7 @@ def _why_not(error: BaseException) -> str:
 
 
 def _adaptive_average_pool(x: Any, output_size: Any) -> Any:  # noqa: ANN401 - onnxscript's symbolic tensors
-    """Write adaptive average pooling as its equivalent at this size: nothing, a plain pool, or rows @ x @ columns.
-
-    The matrices' zeros mark the positions outside each mean; they are needed where windows differ in size.
-    """
+    """The matrices' zeros mark the positions outside each mean; they are needed where windows differ in size."""
     import onnxscript  # noqa: PLC0415 - only exporting needs it
     from onnxscript import opset20  # noqa: PLC0415 - same
 
@@ -549,11 +548,9 @@ def mean_matrix(size: int, outputs: int) -> Array:
 
     Output i is the mean of [floor(i * size / outputs), ceil((i + 1) * size / outputs)).
     """
-    matrix = np.zeros((outputs, size), dtype=np.float32)
-    for index in range(outputs):
-        start, stop = index * size // outputs, -(-(index + 1) * size // outputs)
-        matrix[index, start:stop] = 1 / (stop - start)
-    return matrix
+    first, stop = (bound[:, None] for bound in bin_bounds(size, outputs))
+    rows = np.arange(size)
+    return np.asarray(((rows >= first) & (rows < stop)) / (stop - first), np.float32)
 
 
 def _from_file(path: Path, example: Array | None, *, any_size: Size | None, as_is: bool) -> tuple[Source, Array]:
@@ -599,9 +596,7 @@ def _dims(model: ExternalWeightsModel) -> Sequence[TensorShapeProto.Dimension]:
 
 
 def _with_channels(model: ExternalWeightsModel, example: Array) -> ExternalWeightsModel:
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
-    fixed = replace(model, proto=proto)
+    fixed = model.copied()
     for dim in _dims(fixed)[1:2]:
         dim.dim_value = dim.dim_value or example.shape[1]
     return fixed
@@ -640,11 +635,9 @@ def _example_of(path: Path, model: ExternalWeightsModel) -> Array:
 
 
 def _runner(path: Path, given: GivenInput, model: ExternalWeightsModel) -> Run:
-    """Run an ONNX file as it is, on as many images at a time as it takes, one where their number is free.
-
-    Weights in 8 bits of a network that rounds nothing else to them are computed with in float32, as in its plans.
-    """
+    """Weights in 8 bits of a network that rounds nothing else to them are computed with in float32, as in its plans."""
     session: ort.InferenceSession | None = None
+    fitting: set[tuple[int, ...]] = set()
     options = ort.SessionOptions()
     set_threads(options, threads=0)
     options.log_severity_level = _SILENT
@@ -654,7 +647,10 @@ def _runner(path: Path, given: GivenInput, model: ExternalWeightsModel) -> Run:
     def run(batch: Array) -> Answer:
         nonlocal session
         try:
-            session = session or session_of(path, options)
+            if batch.shape[2:] not in fitting:  # ONNX Runtime 1.32 ends the process at an optimised pool of no size
+                check_windows(_inferred(model, batch.shape[2:]))
+                fitting.add(batch.shape[2:])
+            session = session or session_of(path, options, without=_IGNORING_AXES)
             names = [output.name for output in session.get_outputs()]
             answers = [
                 [
@@ -672,6 +668,13 @@ def _runner(path: Path, given: GivenInput, model: ExternalWeightsModel) -> Run:
             ) from error
 
     return run
+
+
+def _inferred(model: ExternalWeightsModel, size: Sequence[int]) -> onnx.ModelProto:
+    fixed = model.copied()
+    for dim, side in zip(_dims(fixed)[2:], size, strict=False):
+        dim.dim_value = side
+    return shape_inference.infer_shapes(fixed.proto)
 
 
 def _joined(values: Sequence[NDArray[Any]]) -> NDArray[Any]:

@@ -10,6 +10,7 @@ from onnx import helper, numpy_helper
 from serfer.core.errors import ModelError
 from serfer.splitter.network.as_is import IN_8_BITS, Reason
 from serfer.splitter.network.graph import Graph, Node, integers
+from serfer.splitter.network.onnx_models import constants_of
 
 SIZES = ("Shape", "Size", "ConstantOfShape", "Range")
 _RANDOM = "its values are random; export the model in evaluation mode"
@@ -124,10 +125,8 @@ def _flag(node: onnx.NodeProto, name: str) -> bool:
 
 
 def _is_true(model: onnx.ModelProto, name: str) -> bool:
-    values = [numpy_helper.to_array(tensor) for tensor in model.graph.initializer if tensor.name == name]
-    constants = [node for node in model.graph.node if node.op_type == "Constant" and name in node.output]
-    values += [numpy_helper.to_array(node.attribute[0].t) for node in constants]
-    return bool(name) and (not values or bool(values[0].any()))
+    value = constants_of(model.graph).get(name)
+    return bool(name) and (value is None or bool(numpy_helper.to_array(value).any()))
 
 
 def check_windows(model: onnx.ModelProto) -> None:

@@ -20,11 +20,12 @@ from typing import Any
 
 import onnx
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper, shape_inference
+from onnx import numpy_helper, shape_inference
 
 from serfer.core.errors import ModelError
 from serfer.splitter.network.as_is import SIZED_BY_DATA, Varying, names_read
 from serfer.splitter.network.external_weights import ExternalWeightsModel
+from serfer.splitter.network.onnx_models import attributes_of, constants_of
 
 _MARGIN, _LEAST = 4, 256
 _MOST, _MOST_VALUES = 1 << 16, 1 << 20
@@ -48,12 +49,7 @@ class _Inferred:
         except Exception:  # noqa: BLE001 - it raises several kinds, and says nothing then
             inferred = graph
         values = (*inferred.value_info, *inferred.output, *inferred.input)
-        constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
-        constants |= {
-            node.output[0]: numpy_helper.to_array(node.attribute[0].t)
-            for node in graph.node
-            if node.op_type == "Constant" and node.attribute[0].name == "value"
-        }
+        constants = {name: numpy_helper.to_array(tensor) for name, tensor in constants_of(graph).items()}
         shapes: dict[str, _Shape] = {
             value.name: tuple(
                 dim.dim_value if dim.HasField("dim_value") else None for dim in value.type.tensor_type.shape.dim
@@ -124,7 +120,7 @@ def _bound(inferred: _Inferred, node: onnx.NodeProto) -> int | None:
         classes, boxes = scores[1] or 0, scores[2] or 0
         most = inferred.constants.get(node.input[2]) if len(node.input) > 2 else None  # noqa: PLR2004 - the third
         return boxes if most is None else min(boxes, classes * max(0, int(most.reshape(-1)[0])))
-    attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+    attributes = attributes_of(node)
     shape = inferred.shapes.get(node.input[0])
     if shape is not None and "axis" in attributes:
         axis: int = attributes["axis"]

@@ -128,10 +128,7 @@ def with_random_weights(model: torch.nn.Module, shape: tuple[int, int, int] | in
 
 
 def _normalise(model: torch.nn.Module, shape: tuple[int, int, int]) -> None:
-    """Give a network's batch normalisation the statistics of white and of smooth noise that passes through it.
-
-    Its bias leaves ReLU mostly positive numbers; around zero, rounding would grow to 1e-4 of ResNet-152's range.
-    """
+    """The bias leaves ReLU mostly positive numbers: around zero, rounding would grow to 1e-4 of ResNet-152's range."""
     import torch  # noqa: PLC0415 - slow to import
 
     norms = [layer for layer in model.modules() if isinstance(layer, torch.nn.BatchNorm2d)]

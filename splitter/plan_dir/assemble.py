@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from serfer.core.costs.cold_queries import price_cold
 from serfer.core.costs.cost_model import (
     MEASURED_MEMBERS,
     GangPrice,
@@ -17,6 +18,7 @@ from serfer.core.costs.cost_model import (
     gang_load,
     plan_load,
     price_gang,
+    price_plan,
     stage_price,
 )
 from serfer.core.costs.operator_costs import Profiles
@@ -26,6 +28,7 @@ from serfer.core.plan import (
     FORMAT,
     IMAGE,
     ZIP,
+    Alternative,
     Artefact,
     Gang,
     Input,
@@ -46,8 +49,9 @@ from serfer.splitter.network.source import Progress, Source
 from serfer.splitter.plan_dir.emit import TileGraph, in_one_piece, tile_graph
 from serfer.splitter.plan_dir.functions import artefact, half_weights, write_functions
 from serfer.splitter.plan_dir.weights import WeightsFile
+from serfer.splitter.planning.explanation import describe
 from serfer.splitter.planning.limits import room_in
-from serfer.splitter.planning.ort_kernels import tile_works
+from serfer.splitter.planning.ort_kernels import predicted_ms, tile_works
 from serfer.splitter.planning.planner import Choice, Decision
 from serfer.splitter.planning.split_options import Budget
 from serfer.splitter.tiling import operators
@@ -108,10 +112,7 @@ class _StagePart:
         )
 
     def functions(self, room: int) -> list[list[int]]:
-        """Group the tiles into functions: all in one, unless its columns' weights are too large for its zip.
-
-        A stage whose tiles are `apart` has a function for each.
-        """
+        """Group tiles: all in one, unless its columns' weights are too large for its zip, or the tiles are `apart`."""
         if self.choice.apart:
             return [[number] for number in range(len(self.tiles))]
         groups: list[list[int]] = [[]]
@@ -160,8 +161,6 @@ def assemble(
                 operators=tuple(_operator(graph, node) for node in part.nodes),
                 grid=part.choice.grid,
                 memory_mb=part.choice.memory_mb,
-                predicted_ms=round(part.choice.seconds * MS_PER_S, 3),
-                predicted_usd=part.choice.usd,
                 inputs=inputs,
                 outputs=tuple(part.graph.shape(name) for name in part.outputs),
                 tiles=tuple(
@@ -186,7 +185,7 @@ def assemble(
     _check_packages(stages, decision.gangs, budget)
     (directory / UNSPLIT).write_bytes(in_one_piece(graph).model(files).SerializeToString())
     plan = sealed(
-        with_gangs(
+        _with_predictions(
             Plan(
                 format=FORMAT,
                 model=source.name,
@@ -208,13 +207,11 @@ def assemble(
                 changes=decision.changes,
                 ways=decision.ways,
                 store=budget.store,
-                why=decision.why,
-                alternatives=decision.alternatives,
                 cold_share=budget.cold_share,
                 times=times_of(graph),
                 digest="",
             ),
-            decision.gangs,
+            decision,
             budget.platform,
         )
     )
@@ -222,26 +219,45 @@ def assemble(
     return plan
 
 
-def with_gangs(plan: Plan, gangs: Sequence[range], platform: Platform) -> Plan:
-    """Return a plan whose stages of some numbers are gangs; predictions are for what the plan has them move."""
-    stages = [*plan.stages]
-    for number in (number for numbers in gangs for number in numbers):
-        seconds, usd = stage_price(plan_load(plan, number), stages[number].memory_mb, platform)
-        stages[number] = replace(
-            stages[number], predicted_ms=round(float(seconds) * MS_PER_S, 3), predicted_usd=float(usd)
-        )
-    plan = replace(plan, stages=tuple(stages))
-    priced = []
-    for numbers in gangs:
+def _with_predictions(plan: Plan, decision: Decision, platform: Platform) -> Plan:
+    """Prices of the search are close, and not the same: they name the plan's alternatives, which nobody has written."""
+    stages, gangs = list[Stage](), list[Gang]()
+    for number, stage in enumerate(plan.stages):
+        seconds, usd = stage_price(plan_load(plan, number), stage.memory_mb, platform)
+        stages.append(replace(stage, predicted_ms=float(seconds) * MS_PER_S, predicted_usd=float(usd)))
+    for numbers in decision.gangs:
         load = gang_load(plan, Gang(numbers.start, numbers.stop))
-        price = price_gang(load, plan.stages[numbers.start].memory_mb, platform)
-        ms = round(price.seconds * MS_PER_S, 3)
-        priced.append((Gang(numbers.start, numbers.stop, ms, price.usd, compute_limit_s(ms)), price))
-    why = " ".join([plan.why, *(_in_words(gang, plan.stages[gang.start].grid, price) for gang, price in priced)])
-    return replace(plan, gangs=tuple(gang for gang, _ in priced), why=why)
+        price = price_gang(load, stages[numbers.start].memory_mb, platform)
+        ms = price.seconds * MS_PER_S
+        gangs.append(Gang(numbers.start, numbers.stop, ms, price.usd, compute_limit_s(ms)))
+    plan = replace(plan, stages=tuple(stages), gangs=tuple(gangs))
+    query, cold = price_plan(plan, platform), price_cold(plan, platform)
+    warm = price_plan(plan, replace(platform, cold_share=0.0))
+    mine = Alternative(
+        describe(decision.steps),
+        tasks=sum(step.tasks for step in warm.stages),
+        ms=query.seconds * MS_PER_S,
+        usd=query.usd,
+        fits=True,
+        chosen=True,
+        warm_ms=warm.seconds * MS_PER_S,
+        cold_ms=cold.seconds * MS_PER_S,
+        warm_usd=warm.usd,
+    )
+    others = (mine if other.chosen else other for other in decision.alternatives)
+    in_words = (
+        _in_words(numbers, plan.stages[numbers.start].grid, step)
+        for numbers, step in zip(warm.numbers, warm.stages, strict=True)
+        if isinstance(step, GangPrice)
+    )
+    return replace(
+        plan,
+        why=" ".join([decision.why(mine, cold) + decision.sentences, *in_words]),
+        alternatives=tuple(sorted(others, key=lambda other: other.ms)),
+    )
 
 
-def _in_words(gang: Gang, grid: Grid, price: GangPrice) -> str:
+def _in_words(gang: range, grid: Grid, price: GangPrice) -> str:
     measured = f"predictions agreed with measurements for gangs of {MEASURED_MEMBERS} members"
     simulated = f" Its times are simulated: {measured}." if grid.tiles > MEASURED_MEMBERS else ""
     return (
@@ -254,9 +270,7 @@ def _in_words(gang: Gang, grid: Grid, price: GangPrice) -> str:
 def _compute(part: _StagePart, tile: _TilePart, profiles: Profiles) -> dict[str, float]:
     outputs = dict(zip(part.outputs, tile.outputs, strict=True))
     works = tile_works(part.graph, part.nodes, tile.regions, part.inputs, outputs)
-    parts = [(profiles.run_s, 0.0), *(profiles.parts(work) for work in works)]
-    names = ("serial_ms", "parallel_ms")
-    return {name: round(MS_PER_S * sum(part_s[index] for part_s in parts), 6) for index, name in enumerate(names)}
+    return dict(zip(("serial_ms", "parallel_ms"), predicted_ms(profiles, works), strict=True))
 
 
 class PackageOverflowError(ModelError):
@@ -309,10 +323,7 @@ def _with_pools(parts: Sequence[_StagePart]) -> list[_StagePart]:
 
 
 def _layouts(parts: Sequence[_StagePart]) -> list[Layout]:
-    """Lay out what every stage's tiles write; a stage's readers are all tiles of all stages after it.
-
-    The last stage's is the query's answer, which is read whole.
-    """
+    """A stage's readers are all tiles of all stages after it; the last stage's output, the answer, is read whole."""
     return [
         lay_out(
             [tile.outputs for tile in part.tiles],

@@ -121,10 +121,7 @@ def check_exact(plan: Plan, directory: Path, source: Source, batch: Array, graph
 
 
 def _most_finite(source: Source, batch: Array) -> tuple[Array, Answer, float]:
-    """Return images, the model's own answer and its share of finite values: `batch`, or others without negative values.
-
-    A network may take a logarithm or a root of what is negative in noise and in no image.
-    """
+    """A network may take a logarithm or a root of what is negative in noise and in no image."""
     expected = _run_model(source, batch)
     finite = finite_share(expected)
     if finite == 1:

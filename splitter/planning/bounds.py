@@ -126,10 +126,7 @@ class StepBounds:
     def _stages(
         self, work: tuple[_Work, _Work], spans: _Spans, tasks: int, *, handed_by_one: bool = False
     ) -> tuple[Floats, Floats]:
-        """Price stages of such nodes that divide their work evenly, and what they hand on unless one task does that.
-
-        Bills are of whole milliseconds, each rounded up, so uneven ones may be up to one less for each task.
-        """
+        """Bills are of whole milliseconds, each rounded up, so uneven ones may be up to one less for each task."""
         serial, parallel = (np.repeat(sums[:, :, None], tasks, axis=-1) for sums in _of(work, spans, tasks))
         by_one = np.full(len(spans), handed_by_one)
         seconds, usd = stage_price(self._load(serial, parallel, spans, by_one), self._memory[:, None], self._platform)
@@ -241,10 +238,7 @@ class _Reading:
 
 
 def _least_extents(graph: Graph, axis: int) -> dict[str, int]:
-    """Return how many rows (or columns) of each tensor all tiles of any partition compute together, at least.
-
-    Windows that are shorter than their stride leave rows out, which a tile has only between two of its own.
-    """
+    """Windows that are shorter than their stride leave rows out, which a tile has only between two of its own."""
     least = dict.fromkeys((name for node in graph.nodes for name in (*graph.activations(node), node.output)), 0)
     least |= {name: extent(graph, name, axis) for name in graph.outputs}
     known: dict[tuple[object, int, int], tuple[int, int]] = {}

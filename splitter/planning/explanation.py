@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
@@ -167,7 +167,7 @@ def explain_choice(
     left = [f"The planner chose {_join_names(constraints.chosen)}."] if constraints.fixed else []
     whole = [other for other in others if other.tasks == 1 and not other.chosen]
     beaten = [_compare_with(chosen, other) for other in whole]
-    if constraints.fixed and any(_beats(other, chosen) for other in whole):
+    if constraints.fixed and any(other.fits and _is_better(other, chosen) for other in whole):
         beaten.append("This plan loses to that in both, because of what was given.")
     safety = f", plus {profiles.safety:.0%} for safety" if profiles.safety else ""
     source = f"Compute is predicted by profiles of {profiles.date} from {profiles.machine}{safety}."
@@ -194,10 +194,6 @@ def _join_names(names: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
-def _beats(other: Alternative, chosen: Alternative) -> bool:
-    return other.fits and _is_better(other, chosen)
-
-
 def _is_better(other: Alternative, chosen: Alternative) -> bool:
     return other.ms < chosen.ms and other.usd < chosen.usd
 
@@ -222,21 +218,21 @@ def alternative(chain: Chain, platform: Platform, *, chosen: bool) -> Alternativ
     cold_s = first_answer(chain, platform)
     starts = sum(float(edge.cold_usd[memory]) for edge, memory in chain.steps if edge.cold_usd is not None)
     return Alternative(
-        describe(chain),
+        describe(steps_of(chain)),
         tasks=sum(step[0].grid.tiles for step in steps_of(chain)),
-        ms=round(expected_seconds(chain.seconds, cold_s, platform) * MS_PER_S, 3),
+        ms=expected_seconds(chain.seconds, cold_s, platform) * MS_PER_S,
         usd=chain.usd,
         fits=True,
         chosen=chosen,
-        warm_ms=round(chain.seconds * MS_PER_S, 3),
-        cold_ms=round(cold_s * MS_PER_S, 3),
+        warm_ms=chain.seconds * MS_PER_S,
+        cold_ms=cold_s * MS_PER_S,
         warm_usd=chain.usd - starts,
     )
 
 
-def describe(chain: Chain) -> str:
+def describe(steps: Iterable[Sequence[Choice]]) -> str:
     """Write stages in short form: "2x2 (2 stages) at 1769 MB, then 1 at 3538 MB", or "a gang of 9 stages on 2x1"."""
-    steps = [*steps_of(chain)]
+    steps = [*steps]
     if [len(step) for step in steps] == [1] and steps[0][0].grid == ONE:
         return f"one function of {steps[0][0].memory_mb} MB{_weights(steps[0][0].half, steps[0][0].weights_in)}"
     parts = []
@@ -315,7 +311,7 @@ def as_is_sentence(graph: Graph) -> str:
 
 
 def _describe_prediction(chain: Chain) -> str:
-    return f"{_price(chain.seconds, chain.usd)} ({describe(chain)})"
+    return f"{_price(chain.seconds, chain.usd)} ({describe(steps_of(chain))})"
 
 
 def _price(seconds: float, usd: float) -> str:

@@ -17,7 +17,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,6 +109,8 @@ class GangStages:
         self.into: dict[int, dict[int, InnerStage]] = {}
         self.out_of: dict[int, dict[int, InnerStage]] = {}
         self.tails: dict[int, dict[int, InnerStage]] = {}
+        self._known_halos: dict[object, _Halos] = {}  # by what they depend on: networks repeat their blocks
+        self._known_parts: dict[str, tuple[Spans, Spans]] = {}
 
     def add(self, work: StageWork) -> bool:
         """Add a stage on the grid; return whether it is of use: if not, no longer one to the same stop is."""
@@ -128,11 +129,6 @@ class GangStages:
         if key not in self._known_halos:
             self._known_halos[key] = self._priced([(self._gathered(access), True) for access in work.accesses])
         self.tails.setdefault(work.start, {})[work.stop] = self._stage(work, self._known_halos[key])
-
-    @cached_property
-    def _known_halos(self) -> dict[object, _Halos]:
-        """Exchanges by what they depend on: networks repeat their blocks."""
-        return {}
 
     def _priced(self, halos: Sequence[tuple[Floats, bool]]) -> _Halos:
         seconds, usd = exchange_of([crossing for crossing, _ in halos], self.grid.tiles).price(self._platform)
@@ -161,10 +157,7 @@ class GangStages:
         return False
 
     def _halos(self, access: InputAccess) -> tuple[Floats, bool]:
-        """Return how many values each tile reads of each other one's part of a tensor, and whether it reads any.
-
-        Of a tensor that is not in parts, every tile reads what is not its own.
-        """
+        """Of a tensor that is not in parts, every tile reads what is not its own."""
         if not self._in_parts(access.tensor):
             return np.zeros((self.grid.tiles, self.grid.tiles)), True
         rows, cols = self._tile_spans(access.tensor)
@@ -174,10 +167,7 @@ class GangStages:
         return crossing, bool(crossing.any())
 
     def _gathered(self, access: InputAccess) -> Floats:
-        """Return the values of a tensor that the first tile reads of the others' parts: all of them.
-
-        One that is not in parts is made before the gang, or by no gang on this grid: nothing is gathered of it.
-        """
+        """What is not in parts is made before the gang, or by no gang on this grid: nothing is gathered of it."""
         crossing = np.zeros((self.grid.tiles, self.grid.tiles))
         if not self._in_parts(access.tensor):
             return crossing
@@ -206,10 +196,6 @@ class GangStages:
             rows, cols = (spans_of(even_parts(size, count)) for size, count in zip(sizes, counts, strict=True))
             self._known_parts[tensor] = rows, cols
         return self._known_parts[tensor]
-
-    @cached_property
-    def _known_parts(self) -> dict[str, tuple[Spans, Spans]]:
-        return {}
 
 
 def exchange_of(halos: Iterable[Floats], tiles: int) -> Exchange:
@@ -272,10 +258,7 @@ class GangChains:
         return first_end, (2, len(self.ends) - first_end, starts, self.stages.memories, labels)
 
     def _own_seconds(self, stage: InnerStage, point: int) -> Floats:
-        """Return what a stage takes, and the exchange before it, for each start before the exchange and each memory.
-
-        It is inf for starts from which a gang may not have the stage.
-        """
+        """By start before the exchange, and memory; inf for starts from which a gang may not have the stage."""
         able = np.array(self.starts[: bisect_left(self.starts, point)]) <= stage.limit
         return np.where(able, 0.0, np.inf)[:, None] + stage.seconds + stage.before_s
 

@@ -131,10 +131,7 @@ class GangPrices:
     def _gangs_from(
         self, number: int, chains: GangChains, object_cuts: Container[int], singles: Mapping[_Ends, Edge]
     ) -> Iterator[Edge]:
-        """Yield the gangs on a grid that begin at a cut: labels are pairs of a first stage and a chain after it.
-
-        Those that one of the `singles`, the same nodes on one tile, beats with every memory are left out.
-        """
+        """Labels are pairs of a first stage and a chain after it; gangs that one of `singles` beats are left out."""
         start, grid = chains.starts[number], chains.stages.grid
         firsts = tuple(stage for stop, stage in chains.stages.out_of.get(start, {}).items() if stop in chains.at)
         every_end = self._gang_ends(start, chains, object_cuts)
@@ -200,10 +197,7 @@ class GangPrices:
     def _priced(
         self, grid: Grid, ends: Sequence[_GangEnd], colds: Floats, seconds: Floats, carried: Floats, usd: Floats
     ) -> tuple[Floats, Floats]:
-        """Price gangs by their ends (first axis) and memories: seconds, the driver's and dollars lack the writing.
-
-        `colds` are the dollars of cold starts (`_cold_usd`).
-        """
+        """Seconds, the driver's, and dollars by (ends, memories), without writing; `colds` are cold starts' dollars."""
         write = _stacked([end.writing for end in ends])[:, :, None, None, None]
         seconds, usd = gang_price(
             grid.tiles,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 
@@ -82,6 +82,7 @@ class FunctionLimits:
     graph: Graph
     budget: Budget
     storage: WeightStorage
+    _known_bytes: dict[tuple[int, int, bool], int] = field(default_factory=dict, init=False, compare=False)
 
     def of_stage(self, work: StageWork) -> Fit | None:
         if work.grid.columns and self.storage.apart:
@@ -138,10 +139,6 @@ class FunctionLimits:
         if key not in self._known_bytes:
             self._known_bytes[key] = weight_bytes(self.graph, start, stop, self.storage.half if half else ())
         return self._known_bytes[key]
-
-    @cached_property
-    def _known_bytes(self) -> dict[tuple[int, int, bool], int]:
-        return {}
 
     def _has_room(
         self, start: int, stop: int, size: int, columns: Grid | None, place: str, half: Container[str]

@@ -13,14 +13,15 @@ A worker's session optimises a tile's graph at the highest level. What that mean
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from math import prod
 
-from serfer.core.costs.operator_costs import BLOCK, Kind, Work
+from serfer.core.costs.operator_costs import BLOCK, Kind, Profiles, Work
 from serfer.core.geometry import Rect
 from serfer.core.plan import AS_IS
+from serfer.core.units import MS_PER_S
 from serfer.splitter.network.as_is import AS_IS_OUTPUT, PART
 from serfer.splitter.network.graph import MAP_RANK, NCHW, POOLS, Graph, Node
 from serfer.splitter.tiling import operators
@@ -140,6 +141,13 @@ def tile_works(
     """
     works = [one for node in nodes if (one := operator_work(graph, node, regions[node.output]))]
     return works + tile_moves(graph, nodes, regions, inputs, outputs)
+
+
+def predicted_ms(profiles: Profiles, works: Iterable[Work]) -> tuple[float, float]:
+    """Return the milliseconds of a task on one vCPU: what more vCPUs do not speed up, and what they do."""
+    parts = [(profiles.run_s, 0.0), *map(profiles.parts, works)]
+    serial, parallel = (round(MS_PER_S * sum(seconds), 6) for seconds in zip(*parts, strict=True))
+    return serial, parallel
 
 
 def tile_moves(

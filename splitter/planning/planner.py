@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
+from serfer.core.costs.cold_queries import ColdPrice
 from serfer.core.errors import UsageError
 from serfer.core.geometry import Grid
 from serfer.core.plan import CACHE, INLINE, PATHS, ZIP, Alternative, DeploymentOption, ModelChange
@@ -52,6 +53,8 @@ class Choice:
 class Decision:
     """The planner's result: the network as it will be computed, its stages, and the changes made for them.
 
+    `why` writes the planner's paragraph with the figures of the written plan, as an alternative and where nothing is
+    warm; `sentences` follow it. All `alternatives` have the search's figures, which are close to those.
     `gangs` are the numbers of stages that become gangs, `notes` what `split` warns of.
     """
 
@@ -60,10 +63,19 @@ class Decision:
     choices: Sequence[Choice]
     changes: tuple[ModelChange, ...] = ()
     ways: tuple[DeploymentOption, ...] = ()
-    why: str = ""
+    why: Callable[[Alternative, ColdPrice], str] = lambda _chosen, _cold: ""
     alternatives: tuple[Alternative, ...] = ()
     gangs: tuple[range, ...] = ()
     notes: tuple[str, ...] = ()
+    sentences: str = ""
+
+    @property
+    def steps(self) -> Iterator[Sequence[Choice]]:
+        number = 0
+        while number < len(self.choices):
+            stop = next((gang.stop for gang in self.gangs if gang.start == number), number + 1)
+            yield self.choices[number:stop]
+            number = stop
 
 
 def prepare(  # noqa: PLR0913 - what a user may choose

@@ -18,7 +18,7 @@ preprocessing, labeling and scaling algorithms for the weight-constrained shorte
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -287,17 +287,9 @@ class _Labels:
         return self.only(np.flatnonzero(kept))
 
     def only(self, chosen: np.ndarray) -> _Labels:
-        return _Labels(
-            self.path,
-            self.grid,
-            self.seconds[chosen],
-            self.usd[chosen],
-            self.edges,
-            self.edge[chosen],
-            self.memory[chosen],
-            self.parents,
-            self.parent[chosen],
-        )
+        seconds, usd, edge = self.seconds[chosen], self.usd[chosen], self.edge[chosen]
+        memory, parent = self.memory[chosen], self.parent[chosen]
+        return replace(self, seconds=seconds, usd=usd, edge=edge, memory=memory, parent=parent)
 
     def chain(self, index: int) -> Chain:
         steps, labels, at = [], self, index

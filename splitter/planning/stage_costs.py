@@ -258,10 +258,7 @@ class StageEnumerator:
         return self._tiles[key]
 
     def _operator_cost(self, graph: Graph, index: int, height: int, width: int) -> tuple[float, float, int]:
-        """Return an operator's serial and parallel seconds and its multiply-accumulates on a region of this size.
-
-        Where the region lies makes no difference here: at a border it reads a little less.
-        """
+        """Return serial and parallel seconds and macs of a region of this size, wherever it lies."""
         node = graph.nodes[index]
         key = (self._signature_number(graph, index), height, width)
         if key not in self._parts:
@@ -275,9 +272,7 @@ class StageEnumerator:
         tiles = graph.shapes[node.inputs[0]] if node.kind == operators.TILE_SUM else node.attributes.get("grid")
         key = index, tiles
         if key not in self._known_signatures:
-            self._known_signatures[key] = self._signature_numbers.setdefault(
-                cost_signature(graph, graph.nodes[index]), len(self._signature_numbers)
-            )
+            self._known_signatures[key] = self._number(cost_signature(graph, node))
         return self._known_signatures[key]
 
     def _number(self, signature: Hashable) -> int:

@@ -163,10 +163,7 @@ class StageGraph:
         return {grid: number for number, grid in enumerate(dict.fromkeys((*self._stage_grids, *self._gang_grids)))}
 
     def _stage_works(self) -> Iterator[StageWork]:
-        """Yield every stage on every grid that it may have; those of gangs alone are left with the gangs.
-
-        Where one grid is given for all stages, a stage on one tile knows how much of its work that grid could spread.
-        """
+        """Where one grid is given for all stages, one on one tile knows how much of its work that grid could spread."""
         enumerator = self._enumerator
         wanted = self.grids.requested
         links: set[tuple[int, int]] = set()
@@ -223,10 +220,7 @@ class StageGraph:
         return prices.edges(whole if self.gang != "always" else (), self._object_cuts(candidates))
 
     def _best_ranked(self, candidates: Sequence[_Candidate]) -> _Layered:
-        """Return the stages that some chain of the best rank has, each with the number of stages up to its end.
-
-        Ranks are whole numbers, so a chain's is exact; the number is 0 where any number of stages will do.
-        """
+        """Ranks are whole numbers, so a chain's is exact; the number of stages is 0 where any number will do."""
         layered = [
             (layer, candidate)
             for layer in self._layers()

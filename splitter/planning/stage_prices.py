@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from itertools import product
 
 import numpy as np
@@ -79,6 +78,7 @@ class StagePrices:
     graph: Graph
     platform: Platform
     grids: Mapping[Grid, int]
+    _known_pieces: dict[tuple[Shape, bytes, bytes], Floats] = field(default_factory=dict, init=False, compare=False)
 
     def edges(self, candidate: CandidateStage, object_cuts: Container[int]) -> Iterator[Edge]:
         pairs = self._data_paths(candidate.work, object_cuts)
@@ -142,15 +142,8 @@ class StagePrices:
             self._known_pieces[key] = access.pieces(shape.height, shape.width, grids)
         return self._known_pieces[key]
 
-    @cached_property
-    def _known_pieces(self) -> dict[tuple[Shape, bytes, bytes], Floats]:
-        return {}
-
     def _data_paths(self, work: StageWork, object_cuts: Container[int]) -> list[tuple[int, int]]:
-        """Return the pairs of data paths of a stage's inputs and outputs: a store, or inline where they are small.
-
-        The object store is for the cuts at `object_cuts`. The image and the answer travel inline.
-        """
+        """The object store is for the cuts at `object_cuts`. The image and the answer travel inline."""
 
         def at(position: int, size: float) -> list[int]:
             inline = [ON_INLINE] if fits_inline(size) else []
@@ -161,10 +154,7 @@ class StagePrices:
         return list(product(before, [ON_INLINE] if last else at(work.stop, FLOAT_BYTES * float(work.written.sum()))))
 
     def _load(self, candidate: CandidateStage, pairs: Sequence[tuple[int, int]], ranges: Floats) -> StageLoad:
-        """Return the load of a stage's tasks: pairs of paths as the first axis, then memories, `ranges`, tasks.
-
-        The image comes as 8-bit pixels inside the first stage's payloads.
-        """
+        """Axes: pairs of paths, memories, `ranges`, tasks. Images come as 8-bit pixels in first stages' payloads."""
         work = candidate.work
         come, go = np.array(pairs).T[:, :, None, None, None]
         if not work.start:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from serfer.core.geometry import Span, even_parts
-from serfer.splitter.network.graph import COL_AXIS, NCHW, ROW_AXIS, STATISTICS, Axes, Bins, Graph, Node
+from serfer.splitter.network.graph import COL_AXIS, NCHW, ROW_AXIS, STATISTICS, Axes, Bins, Graph, Node, bin_bounds
 from serfer.splitter.network.interpolation import interpolation, ratio_of
 from serfer.splitter.tiling.onnx_builder import OnnxBuilder
 from serfer.splitter.tiling.receptive_field import ReceptiveField, Spans, all_rows
@@ -218,9 +218,3 @@ def append_bins(builder: OnnxBuilder, source: str, name: str, bins: Bins, places
         matrix = _calculated(builder, inside, f"{along}.matrix", [("Mul", (1 / (end - begin)).astype(np.float32))])
         source = builder.append("MatMul", _turned((matrix, source), place.axis), f"{along}.sums")
     return source
-
-
-def bin_bounds(size: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the first row of each of `count` bins, and the one after its last, as adaptive pooling has them."""
-    bins = np.arange(count)
-    return bins * size // count, -(-(bins + 1) * size // count)

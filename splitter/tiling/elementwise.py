@@ -67,11 +67,15 @@ class Expand(Elementwise):
         return axes if _broadcasts(graph.shapes[source], size, axes) else None
 
     def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
-        output = tile.node.output
-        rows, cols = tile.graph.axes(output) or NCHW
-        size = [1, *tile.graph.shapes[output][1:]]
-        size[rows], size[cols] = tile.region.rows.size, tile.region.cols.size
-        builder.append(tile.node.kind, [tile.inputs[0], builder.constant(f"{output}.shape", np.array(size))], output)
+        _write_shaped("Expand", builder, tile, batch=1)
+
+
+def _write_shaped(kind: str, builder: OnnxBuilder, tile: TileOperator, batch: int) -> None:
+    output = tile.node.output
+    rows, cols = tile.graph.axes(output) or NCHW
+    shape = [batch, *tile.graph.shapes[output][1:]]
+    shape[rows], shape[cols] = tile.region.rows.size, tile.region.cols.size
+    builder.append(kind, [tile.inputs[0], builder.constant(f"{output}.shape", np.array(shape))], output)
 
 
 class Channelwise(Rule):
@@ -95,11 +99,8 @@ def _common(graph: Graph, node: Node) -> Axes | None:
     return places.pop() if len(places) == len(sizes) == 1 else None
 
 
-class Reduce(Rule):
+class Reduce(Channelwise):
     """Means, sums and maxima (or their indices) along channels; `along` says which axes are reduced."""
-
-    def __init__(self, along: Along) -> None:
-        self._along = along
 
     def axes(self, graph: Graph, node: Node) -> Axes | None:
         axes, gone = _common(graph, node), self._along(graph, node)
@@ -131,11 +132,7 @@ class Reshape(Rule):
         return _axes_after_reshape(graph.shapes[node.inputs[0]], axes, graph.shapes[node.output]) if axes else None
 
     def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
-        output = tile.node.output
-        rows, cols = tile.graph.axes(output) or NCHW
-        shape = [0, *tile.graph.shapes[output][1:]]  # 0 keeps the batch
-        shape[rows], shape[cols] = tile.region.rows.size, tile.region.cols.size
-        builder.append("Reshape", [tile.inputs[0], builder.constant(f"{output}.shape", np.array(shape))], output)
+        _write_shaped("Reshape", builder, tile, batch=0)  # 0 keeps it
 
 
 def _axes_after_reshape(before: Sequence[int], axes: Axes, after: Sequence[int]) -> Axes | None:

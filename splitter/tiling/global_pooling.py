@@ -16,13 +16,9 @@ from serfer.splitter.tiling.operators import TILE_POOL, TILE_SUM
 
 _MAP = 4
 _MODES = {
-    "GlobalAveragePool": "mean",
-    "ReduceMean": "mean",
-    "AveragePool": "mean",
-    "GlobalMaxPool": "max",
-    "ReduceMax": "max",
+    **dict.fromkeys(("AveragePool", "GlobalAveragePool", "ReduceMean"), "mean"),
+    **dict.fromkeys(("GlobalMaxPool", "MaxPool", "ReduceMax"), "max"),
     "ReduceSum": "sum",
-    "MaxPool": "max",
 }
 
 

@@ -46,27 +46,12 @@ from serfer.splitter.tiling.resampling import (
     Slice,
     SpaceToDepth,
     TransposedConvolution,
-    matrix_of,
 )
 from serfer.splitter.tiling.resizing import Resize
 from serfer.splitter.tiling.tiling_rule import Rule, extent
 from serfer.splitter.tiling.windowed import AveragePool, ConstantPad, Convolution, MaxPool, pad_amounts
 
-__all__ = [
-    "TILE_POOL",
-    "TILE_SUM",
-    "axes_of_output",
-    "column_splittable",
-    "is_fully_connected",
-    "is_replicated",
-    "macs",
-    "matrix_of",
-    "pad_amounts",
-    "receptive_field",
-    "rule_of",
-    "tileable",
-    "tiled_kinds",
-]
+__all__ = ["TILE_POOL", "TILE_SUM", "is_fully_connected", "pad_amounts"]  # of rules' modules, for those who have rules
 _ELEMENTWISE = Elementwise()
 _FULLY_CONNECTED = FullyConnected()
 _RULES: dict[str, Rule] = {

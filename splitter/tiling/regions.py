@@ -107,6 +107,12 @@ class AxisWalk:
                 self.reads.setdefault(source, []).append((self.position, rows))
         return out
 
+    def to_image(self) -> dict[str, Spans]:
+        """Walk over all operators that are left; return the rows of every tensor."""
+        while self.position:
+            self.step()
+        return self.spans
+
     def _whole(self, size: int) -> Spans:
         return self._interned.read(all_rows(size), None, next(iter(self.targets.values())))
 
@@ -127,10 +133,8 @@ def _walked(graph: Graph, nodes: Sequence[Node], tiles: Sequence[Mapping[str, Re
     spans = []
     for axis, side in ((ROW_AXIS, "rows"), (COL_AXIS, "cols")):
         targets = {name: spans_of([getattr(tile[name], side) for tile in tiles]) for name in tiles[0]}
-        walk = AxisWalk([axis_node(graph, node, axis) for node in nodes], targets, clip=clip)
-        while walk.position:
-            walk.step()
-        spans.append({name: [Span(*span) for span in rows.T.tolist()] for name, rows in walk.spans.items()})
+        found = AxisWalk([axis_node(graph, node, axis) for node in nodes], targets, clip=clip).to_image()
+        spans.append({name: [Span(*span) for span in rows.T.tolist()] for name, rows in found.items()})
     rows, cols = spans
     return [{name: Rect(rows[name][tile], cols[name][tile]) for name in rows} for tile in range(len(tiles))]
 

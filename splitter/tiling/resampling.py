@@ -176,11 +176,13 @@ class MatMul(Rule):
         return matrix[haves, outs] if self._is_right(graph, node) else matrix[outs, haves]
 
 
-class DepthToSpace(Rule):
-    """Channels become blocks of pixels; a tile computes whole blocks and crops them."""
-
+class _Blocks(Rule):
     def axes(self, graph: Graph, node: Node) -> Axes | None:
         return NCHW if graph.axes(node.inputs[0]) == NCHW and len(graph.shapes[node.inputs[0]]) == MAP_RANK else None
+
+
+class DepthToSpace(_Blocks):
+    """Channels become blocks of pixels; a tile computes whole blocks and crops them."""
 
     def receptive_field(self, graph: Graph, node: Node, source: str, axis: int) -> ReceptiveField:
         block = node.attributes["blocksize"]
@@ -196,11 +198,8 @@ class DepthToSpace(Rule):
             builder.crop(output, region.within(have), NCHW, node.output)
 
 
-class SpaceToDepth(Rule):
+class SpaceToDepth(_Blocks):
     """Blocks of pixels become channels."""
-
-    def axes(self, graph: Graph, node: Node) -> Axes | None:
-        return NCHW if graph.axes(node.inputs[0]) == NCHW and len(graph.shapes[node.inputs[0]]) == MAP_RANK else None
 
     def receptive_field(self, graph: Graph, node: Node, source: str, axis: int) -> ReceptiveField:
         block = node.attributes["blocksize"]

@@ -13,7 +13,7 @@ from serfer.core.errors import ModelError, UsageError
 from serfer.core.plan import NO_TILE, SizeRules, WindowRules, Windows
 from serfer.core.plan.windows import Ending
 from serfer.splitter.network.graph import COL_AXIS, ROW_AXIS
-from serfer.splitter.windows.any_size_checks import SizeGraphs, check_middle, following
+from serfer.splitter.windows.any_size_checks import SizeGraphs, check_middle, check_numbers, following
 from serfer.splitter.windows.any_size_network import AnySizeNetwork
 from serfer.splitter.windows.axis_rules import NetworkAxis, RuledAxis, ruled_axis
 from serfer.splitter.windows.map_plan import WindowTiles
@@ -44,20 +44,20 @@ def any_size_tiles(network: AnySizeNetwork, side: int, parts: int = 1) -> Window
     if (left := following(graphs, sides)) is not graphs:
         sides = _sides(left, side, MOST_TILES // parts)
         graphs = left.with_lengths(sides)
+    check_numbers(graphs, [axis_side.rule for axis_side in sides[-1]])
     rules = SizeRules(tuple(WindowRules(down.rule, across.rule) for down, across in sides), graphs.refused)
     kinds = [(row, col) for down, across in sides for row in down.kinds for col in across.kinds]
     tiles = [graphs.tile(row, col) for row, col in kinds]
     own = weights_by_size(graphs.made)
-    rows, cols = (
-        rule.at(axis.size) for rule, axis in zip((rules.sides[0].rows, rules.sides[0].cols), graphs.first, strict=True)
-    )
+    first = rules.sides[0]
+    rows, cols = (rule.at(axis.size) for rule, axis in zip((first.rows, first.cols), graphs.first, strict=True))
     assert rows is not None and cols is not None  # noqa: S101, PT018 - the rules are made for such images
     windows = Windows(
         (rows,),
         (cols,),
         _table(sides),
-        stride=lcm(*(axis_rule.unit for axis_rule in (rules.sides[0].rows, rules.sides[0].cols))),
-        stride_written=lcm(*(axis_rule.unit_written for axis_rule in (rules.sides[0].rows, rules.sides[0].cols))),
+        stride=lcm(first.rows.unit, first.cols.unit),
+        stride_written=lcm(first.rows.unit_written, first.cols.unit_written),
         rules=rules,
     )
     return WindowTiles(windows, tuple(replace(tile, own=own) for tile in tiles))

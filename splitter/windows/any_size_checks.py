@@ -4,25 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
 
 from serfer.core.errors import ModelError
-from serfer.core.geometry import Rect
-from serfer.core.plan import AxisRule, AxisWindows
+from serfer.core.geometry import Rect, Span
+from serfer.core.plan import AxisEnd, AxisRule, AxisWindows
 from serfer.core.plan.windows import Ending, at_least
-from serfer.splitter.network.graph import Graph
+from serfer.splitter.network.graph import MAP_RANK, Graph
+from serfer.splitter.network.ingest import simplified
 from serfer.splitter.network.unsupported import refuse
 from serfer.splitter.plan_dir.emit import TileGraph
 from serfer.splitter.tiling.receptive_field import spans_of
-from serfer.splitter.windows.any_size_network import ONE_A_SIZE, AnySizeNetwork, check_extents, shortened
+from serfer.splitter.windows.any_size_network import ONE_A_SIZE, SMALLER, AnySizeNetwork, check_extents, shortened
 from serfer.splitter.windows.axis_rules import NetworkAxis, RuledAxis, WindowKind
 from serfer.splitter.windows.map_plan import WindowTile
 from serfer.splitter.windows.pass_windows import PassTile
 from serfer.splitter.windows.same_windows import check_alike, check_equal, weights_by_size
+from serfer.splitter.windows.size_values import BOTH, HEIGHT, WIDTH, Number, straying
 from serfer.splitter.windows.wanted_sizes import MOST_PIXELS
 from serfer.splitter.windows.window_kinds import AxisSpans
 
-_LENGTHS = 64
-"""Lengths of images, one unit apart, for which it is asked whether the network goes the same way."""
+_MOST_AT_ONCE = 1 << 16
+_Pair = tuple[tuple[int, Mapping[str, tuple[int, ...]]], ...]
+"""Two lengths of a side, and the shapes of a network's tensors at these."""
 
 
 @dataclass(frozen=True)
@@ -93,13 +100,57 @@ def check_middle(graphs: SizeGraphs, sides: Sequence[tuple[RuledAxis, RuledAxis]
         down, across = _spans(rows, side[0].rule), _spans(cols, side[1].rule)
         check_alike(graph, *down, across[0], rows=True)
         check_alike(graph, *across, down[0], rows=False)
-    if network.network.number is not None or (sized := network.network.source.sized) is None:
-        return  # a pass goes the way of the map, and a file has no other
-    ends = [(end.least, axis_side.rule.unit) for axis_side in sides[-1] for end in axis_side.rule.ends]
-    lengths = sorted({least + more * unit for least, unit in ends for more in range(_LENGTHS)})
-    near = [n for n in sized.named_lengths() if all(axis_side.rule.at(n) for axis_side in sides[-1])]
-    doubled = (network.base << power for power in range((MOST_PIXELS // network.base).bit_length()))
-    network.check_ways((*near, *lengths[:: max(1, len(lengths) // (2 * _LENGTHS))], *doubled))
+    network.check_ways([axis_side.rule for axis_side in sides[-1]])
+
+
+def check_numbers(graphs: SizeGraphs, rules: Sequence[AxisRule]) -> None:
+    """Refuse an operator that takes numbers which do not follow the size of all images that there are rules for."""
+    if graphs.network.network.number is not None:
+        return  # a pass has those of the map
+    base = graphs.network.base + graphs.network.past
+    nodes = simplified(graphs.network.network.branched((base, base))[0]).proto.graph
+    pairs = [[_given_shapes(graphs, number, end, rule.unit) for end in rule.ends] for number, rule in enumerate(rules)]
+    for number, rule in enumerate(rules):
+        for pair, end in zip(pairs[number], rule.ends, strict=True):
+            lengths = _lengths(end, rule.unit)
+            for start in range(0, len(lengths), _MOST_AT_ONCE):
+                part = np.concatenate([lengths[:2], lengths[start : start + _MOST_AT_ONCE]])
+                shapes = partial(_extents, part, pair, (pairs[0][0], pairs[1][0]))
+                if node := straying(nodes, shapes, part, rule.unit):
+                    raise refuse(node.name, node.op_type, ONE_A_SIZE)
+
+
+def _given_shapes(graphs: SizeGraphs, number: int, end: AxisEnd, unit: int) -> _Pair:
+    """Return the shapes of all tensors at two lengths of a side, which were read before."""
+    network = graphs.network
+    other, large = network.base + network.past, graphs.axes[number][end.ending].size
+    found = []
+    for length in (large, at_least(network.base // SMALLER, end.ending, unit) or end.least):
+        graph = network.network.at(*((other, length) if number else (length, other)))
+        found.append((length, graph.given_shapes))
+    return found[0], found[1]
+
+
+def _extents(lengths: NDArray[np.int64], pair: _Pair, firsts: tuple[_Pair, _Pair], name: str) -> list[Number]:
+    """Return a tensor's sizes at the lengths, of which each unit of the image adds as many."""
+    read = [shapes.get(name, ()) for several in (pair, *firsts) for _, shapes in several]
+    if len({len(sizes) for sizes in read}) > 1 or min(min(sizes, default=-1) for sizes in read) < 0:
+        return [Number(lengths, BOTH)] * MAP_RANK  # unknown
+    (longest, _), (shortest, _) = pair
+    return [
+        Number(
+            large + (lengths - longest) * (large - small) // max(1, longest - shortest),
+            HEIGHT * (high != low) | WIDTH * (wide != narrow),
+        )
+        for large, small, high, low, wide, narrow in zip(*read, strict=True)
+    ]
+
+
+def _lengths(end: AxisEnd, unit: int) -> NDArray[np.int64]:
+    lengths = np.arange(end.least, MOST_PIXELS + 1, unit)
+    spans = np.array([(span.start, span.stop) for span in end.sizes or (Span(0, MOST_PIXELS + 1),)])
+    fitting: NDArray[np.int64] = lengths[lengths < spans[np.searchsorted(spans[:, 0], lengths, "right") - 1, 1]]
+    return fitting
 
 
 def _spans(axis: NetworkAxis, rule: AxisRule) -> tuple[AxisSpans, AxisWindows]:
@@ -137,15 +188,10 @@ def following(graphs: SizeGraphs, sides: Sequence[tuple[RuledAxis, RuledAxis]]) 
 
 
 def _check_residue(graphs: SizeGraphs, sides: tuple[RuledAxis, RuledAxis], number: int, place: int) -> None:
-    """Compare the windows of the smallest image of a residue, of one a unit larger and of a large one with tiles."""
+    """Compare the windows of the smallest image of a residue and of a large one with tiles."""
     rows, cols = (side.rule.ends[place if axis == number else 0] for axis, side in enumerate(sides))
-    second = [
-        at_least(end.least + side.rule.unit, end.ending, side.rule.unit) or end.least
-        for end, side in zip((rows, cols), sides, strict=True)
-    ]
     for size in (
         (rows.least, cols.least),
-        (second[0], second[1]),
         (graphs.axes[0][rows.ending].size, graphs.axes[1][cols.ending].size),
     ):
         _check_size(graphs, sides, size, (rows.ending, cols.ending))
@@ -173,7 +219,7 @@ def _check_size(
         for here, known in pairs:
             wanted = replace(known.at(here.units, large.known), past=None)
             if wanted != here:
-                moved = {name for name, span in here.rows.items() if wanted.rows[name] != span}
+                moved = {name for name, span in here.rows.items() if wanted.rows.get(name) != span}
                 causes = (node for node in graph.nodes if node.output not in moved and moved & {*node.inputs})
                 node = next(causes, graph.nodes[-1])
                 raise refuse(node.name, node.kind, ONE_A_SIZE)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from serfer.core.errors import ModelError
 from serfer.core.geometry import Span
+from serfer.core.plan import AxisRule
 from serfer.core.plan.windows import Ending, at_least
 from serfer.splitter.network.graph import COL_AXIS, ROW_AXIS, Graph, needed_for
 from serfer.splitter.network.interpolation import made_size, scale_of
@@ -28,7 +29,7 @@ _WINDOWS = 8
 _MOST_UNIT = 1_024
 _MOST_PAST = 32
 """Sizes that follow each other, among which one is looked for that the network takes."""
-_SMALLER = 8
+SMALLER = 8
 """By what large images are smaller on which residues are tried as well."""
 _MOST_REASON = 300
 """Characters of why a network does not take some lengths, as the plan keeps it."""
@@ -81,8 +82,8 @@ class AnySizeNetwork:
 
     def axis(self, size: tuple[int, int], axis: int) -> NetworkAxis:
         """Return an axis of the network at a size; raises ModelError for one that it does not take as others."""
-        height, width = size
-        self._check_way((2 * height, width) if axis == COL_AXIS else (height, 2 * width))
+        if other := self.network.other_way((self.base + self.past,) * 2, size):
+            raise ModelError(f"the network looks at the image's size: {size[0]} x {size[1]} {other}; {_GIVE_SIZES}")
         graph = self.checked(size)
         known = self.known[axis - ROW_AXIS]
         missing = next((node for node in graph.nodes if node.output not in known.rates), None)
@@ -91,17 +92,14 @@ class AnySizeNetwork:
         check_shifts(graph, axis, known)
         return self.on(graph, axis)
 
-    def _check_way(self, size: tuple[int, int]) -> None:
-        if other := self.network.other_way((self.base + self.past,) * 2, size):
-            raise ModelError(
-                f"the network looks at the image's size: {size[0]} x {size[1]} pixels {other}; {_GIVE_SIZES}"
-            )
-
-    def check_ways(self, lengths: Sequence[int]) -> None:
-        """Raise ModelError where images of such lengths, high, wide or square, go another way than large ones."""
-        for side in lengths if self.network.source.sized else ():
-            for size in ((side, side), (side, self.base), (self.base, side), (2 * side, side), (side, 2 * side)):
-                self._check_way(size)
+    def check_ways(self, rules: Sequence[AxisRule]) -> None:
+        """Raise ModelError where not all images that rules of rows and columns are for are known to go the same way."""
+        if self.network.number is not None or (sized := self.network.source.sized) is None:
+            return  # a pass goes the way of the map, and a file has no other
+        stop = MOST_PIXELS + 1.0
+        lengths = [np.concatenate([np.arange(end.least, stop, rule.unit) for end in rule.ends]) for rule in rules]
+        if condition := sized.of((self.base + self.past,) * 2).guards.unproven(lengths):
+            raise ModelError(f"the network looks at the image's size: all may not meet {condition}; {_GIVE_SIZES}")
 
     def axes(self, axis: int) -> tuple[dict[Ending, NetworkAxis], str]:
         """Return the axis for each way to end that the network takes, and why there are some that it does not.
@@ -117,7 +115,7 @@ class AnySizeNetwork:
                 if groups != [()] and known < len(range(residue, MOST_PIXELS + 1, unit)):
                     errors[residue] = ModelError("a Resize reads what another one rounds otherwise at other sizes")
                 for sizes in groups:
-                    lengths = [at_least(size, (residue, sizes), unit) for size in (self.base, self.base // _SMALLER)]
+                    lengths = [at_least(size, (residue, sizes), unit) for size in (self.base, self.base // SMALLER)]
                     large, small = (
                         self.axis((length, other) if axis == ROW_AXIS else (other, length), axis)
                         for length in lengths

@@ -27,7 +27,7 @@ from serfer.splitter.plan_dir.output_directory import appearing_whole
 from serfer.splitter.planning.split_options import Budget
 from serfer.splitter.windows.any_size import any_size_tiles
 from serfer.splitter.windows.any_size_network import any_size_networks, base_size
-from serfer.splitter.windows.crops import crops_of
+from serfer.splitter.windows.crops import crop_of
 from serfer.splitter.windows.detector import detector_of, example_of, in_strides, is_detector
 from serfer.splitter.windows.map_plan import WindowTiles, naming, window_tiles, write_map_plan
 from serfer.splitter.windows.network_at_sizes import Network
@@ -112,14 +112,15 @@ def build_map_plan(
         cut, choice = made.any_size(sizes, wanted)
     else:
         cut, choice = made.exact(wanted)
-    crops, why_none = crops_of(network, cut.windows, example.shape[1])
+    crop, why_none = crop_of(network, cut.windows, example.shape[1])
     if why_none:
         made.notes.append(f"maps by this plan are not compared with the network: {why_none}")
-    cut = replace(cut, windows=replace(cut.windows, crops=crops.size if crops else None))
+    shape = crop.shape(crop.input) if crop else None
+    cut = replace(cut, windows=replace(cut.windows, crops=(shape.height, shape.width) if shape else None))
     with appearing_whole(place) as directory:
         progress(f"writing {len(cut.tiles)} kinds of windows")
         finish = detector.written if detector else (lambda plan, _: plan)
-        reference = crops.graph if crops else network.of_maps(small)
+        reference = crop or network.of_maps(small)
         plan = write_map_plan(network, cut, choice, reference, budget, directory, finish)
     return plan, tuple(dict.fromkeys(made.notes))
 
@@ -216,10 +217,7 @@ def _check_reading(network: Network, graph: Graph, example: Array) -> Answer:
 
 
 def _check(network: Network, example: Array) -> list[str]:
-    """Compare small windows of a small image with the model on all of it; return notes; raises WrongAnswerError.
-
-    A small image that cannot be cut says nothing against the sizes that were: it is compared as it was read.
-    """
+    """A small image that cannot be cut says nothing against the sizes that were: it is compared as it was read."""
     height, width = example.shape[2:]
     graph = network.of_maps((height, width))
     expected = _check_reading(network, graph, example)

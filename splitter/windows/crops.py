@@ -37,16 +37,8 @@ _MOST_BYTES = 1024 * MIB
 Size = tuple[int, int]
 
 
-@dataclass(frozen=True)
-class Crops:
-    """The size of parts of an image, and the network's graph for one."""
-
-    size: Size
-    graph: Graph
-
-
-def crops_of(network: Network, windows: Windows, channels: int) -> tuple[Crops | None, str]:
-    """Return the parts that results are compared on; None where a part does not tell what the whole image's result is.
+def crop_of(network: Network, windows: Windows, channels: int) -> tuple[Graph | None, str]:
+    """Return the graph of the parts that results are compared on; None where these do not tell the image's result.
 
     So it is where the network does not take images of a part's size, where it is too large, and where what a pixel
     becomes depends on where in the image it is; or on the image's size, of which a sentence says how.
@@ -71,14 +63,12 @@ def crops_of(network: Network, windows: Windows, channels: int) -> tuple[Crops |
         return graph.once(with_skipped) if windows.rules else graph
 
     try:
-        crops = Crops(size, at(network, size))
+        crop = at(network, size)
         larger = at(network, (sides[0].larger(size[0]), sides[1].larger(size[1])))
-        if node := _sized(crops.graph, at(whole, image)):
+        if node := _sized(crop, at(whole, image)):
             return None, f"what {node.name!r} ({node.kind}) computes with depends on the image's size"
-        small = all(
-            peak_bytes(graph, whole_regions(graph, graph.nodes)) <= _MOST_BYTES for graph in (crops.graph, larger)
-        )
-        return (crops if small and _tells(network, crops, larger, sides, windows, channels) else None), ""
+        small = all(peak_bytes(graph, whole_regions(graph, graph.nodes)) <= _MOST_BYTES for graph in (crop, larger))
+        return (crop if small and _tells(network, crop, larger, sides, windows, channels) else None), ""
     except ModelError:
         return None, ""
 
@@ -133,10 +123,10 @@ class _Side:
 
 
 def _tells(
-    network: Network, crops: Crops, larger: Graph, sides: tuple[_Side, _Side], windows: Windows, channels: int
+    network: Network, crop: Graph, larger: Graph, sides: tuple[_Side, _Side], windows: Windows, channels: int
 ) -> bool:
     """Whether what the network makes of parts of a random image, at two corners, is what it makes of all of it."""
-    shape = larger.shape(larger.input)
+    shape, part_shape = larger.shape(larger.input), crop.shape(crop.input)
     random = np.random.default_rng(0)
     noise = random.standard_normal((1, channels, shape.height, shape.width), dtype=np.float32)
     image, known = network.source.like_images(noise), np.abs(random.standard_normal(windows.statistics, np.float32))
@@ -144,10 +134,10 @@ def _tells(
     for far in (False, True):
         parts = [
             Span(size - length, size) if far else Span(0, length)
-            for size, length in zip((shape.height, shape.width), crops.size, strict=True)
+            for size, length in ((shape.height, part_shape.height), (shape.width, part_shape.width))
         ]
         part = Rect(*parts)
-        made = _run(crops.graph, np.ascontiguousarray(image[:, :, *part.slices]), known)
+        made = _run(crop, np.ascontiguousarray(image[:, :, *part.slices]), known)
         for number, (one, other) in enumerate(zip(made, whole, strict=True)):
             place, told = _compared(part, one, other, (shape.height, shape.width), sides, windows.stride, number)
             if not told.area or not difference(one[:, :, *told.within(place).slices], other[:, :, *told.slices]).exact:

@@ -119,10 +119,6 @@ def _heads(parts: DetectorParts, size: _Size) -> list[Head]:
 
 
 def _check(decoder: FrameDecoder, maps: Answer, expected: NDArray[Any]) -> None:
-    """Compare boxes that are decoded in parts, as windows have them, with those of the whole detector.
-
-    Raises WrongAnswerError where they differ.
-    """
     own = {decoder.heads[0].name: maps} if not isinstance(maps, Mapping) else maps
     size, step = decoder.size, lcm(*decoder.strides)
     edges = [sorted({0, side // step // 3 * step, side // step * 2 // 3 * step, side}) for side in size]

@@ -274,7 +274,7 @@ def write_map_plan(
     (directory / UNSPLIT).write_bytes(unsplit.model(files).SerializeToString())
     tiles = tuple(_tile(tile, path, budget) for tile, path in zip(cut.tiles, written.graphs, strict=True))
     image, *results = (
-        _largest(graph.shape(name), [rects[index] for rects in _rects(tiles)])
+        _largest(graph.shape(name), [(*tile.inputs, *tile.outputs)[index] for tile in tiles])
         for index, name in enumerate((graph.input, *graph.outputs))
     )
     if sum(shape.elements for shape in results) > MAX_ELEMENTS:
@@ -343,10 +343,6 @@ def _tile(tile: WindowTile | PassTile, path: str, budget: Budget) -> Tile:
     )
 
 
-def _rects(tiles: Sequence[Tile]) -> list[tuple[Rect, ...]]:
-    return [(tile.inputs[0], *tile.outputs) for tile in tiles]
-
-
 def _largest(shape: Shape, rects: Sequence[Rect]) -> Shape:
     height, width = max(rect.rows.size for rect in rects), max(rect.cols.size for rect in rects)
     if shape.channels * height * width > MAX_ELEMENTS:
@@ -361,7 +357,7 @@ def _priced(plan: Plan, budget: Budget) -> Plan:
     assert windows is not None  # noqa: S101 - of a map plan
     common = commonest_window(windows)
     seconds, usd = stage_price(plan_load(query_plan(plan, common), 0), stage.memory_mb, budget.platform)
-    predicted = replace(stage, predicted_ms=round(float(seconds) * MS_PER_S, 3), predicted_usd=float(usd))
+    predicted = replace(stage, predicted_ms=float(seconds) * MS_PER_S, predicted_usd=float(usd))
     why = _in_words(windows, stage, stage.tiles[common])
     if windows.rules:
         why += f" Images of any size have windows by rules: {windows.rules}."

@@ -144,10 +144,7 @@ def _in_words_of(graph: Graph) -> str:
 
 
 def _with_branches(model: ExternalWeightsModel, size: _Size) -> tuple[ExternalWeightsModel, _Branches]:
-    """Return a model that goes the way of images of a `size` whatever is the size of its image, and which way this is.
-
-    Left as they are, for the reader to refuse, are conditions that depend on the image itself.
-    """
+    """Conditions that depend on the image itself are left for the reader to refuse; the way is returned, too."""
     taken: dict[str, bool] = {}
     bodies = (model.proto.graph.node, *(function.node for function in model.proto.functions))
     if not any(node.op_type == _IF for nodes in bodies for node in all_nodes(nodes)):

@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import TensorProto
 
-from serfer.core.geometry import Rect
+from serfer.core.geometry import Rect, Span
 from serfer.core.plan.statistics import MAX, MIN, SKIPPED
 from serfer.splitter.network.graph import STATISTICS, Axes, Graph
 from serfer.splitter.plan_dir.emit import input_name
 from serfer.splitter.tiling.onnx_builder import OnnxBuilder
+from serfer.splitter.tiling.tiling_rule import append_slice
 
 _NOTHING = {MAX: -np.inf, MIN: np.inf}
 """What stands in place of elements of another window; 0 in means, sums and variances."""
@@ -51,11 +52,7 @@ class OwnedElements:
         for number, (axis, size, unit) in enumerate(zip(axes, (made.rows.size, made.cols.size), units, strict=True)):
             name = f"{part}.side{number}"
             at = graph.shapes[STATISTICS][1] - SKIPPED + number
-            bounds = [
-                builder.constant(f"{name}.{what}", np.array([place]))
-                for what, place in (("start", at), ("stop", at + 1), ("axis", 1))
-            ]
-            skipped = builder.append("Slice", [input_name(1), *bounds], f"{name}.units")
+            skipped = append_slice(builder, input_name(1), f"{name}.units", 1, Span(at, at + 1))
             first = builder.append(
                 "Mul", [skipped, builder.constant(f"{name}.unit", np.array(unit, np.float32))], f"{name}.first"
             )

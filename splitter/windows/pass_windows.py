@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
-from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import TensorProto, ValueInfoProto, helper, numpy_helper
 
 from serfer.core.geometry import Rect, Span
 from serfer.core.plan.statistics import MAX, MEAN, MIN, SUM, VARIANCE, partial_form
@@ -23,7 +23,7 @@ from serfer.splitter.tiling.by_position import Place, append_bins
 from serfer.splitter.tiling.onnx_builder import OnnxBuilder
 from serfer.splitter.tiling.receptive_field import spans_of
 from serfer.splitter.tiling.regions import Regions
-from serfer.splitter.tiling.tiling_rule import extent
+from serfer.splitter.tiling.tiling_rule import append_slice, extent
 from serfer.splitter.windows.owned_elements import OwnedElements
 from serfer.splitter.windows.same_windows import inlined
 from serfer.splitter.windows.sections import read_maps
@@ -119,7 +119,7 @@ class PassTile:
     def _with_partial_result(self, tile: TileGraph) -> TileGraph:
         """Return a graph with the parts that a window owns, and what is made of them as its output in their place."""
         graph, builder = self.graph, OnnxBuilder(self.graph)
-        _write_batch(builder, _part(0))
+        builder.append("Shape", [_part(0)], _BATCH, {"start": 0, "end": 1})
         found = list[str]()
         for statistic in self.statistics:
             number = graph.outputs.index(statistic.source)
@@ -164,10 +164,6 @@ class PassTile:
 
 def _part(number: int) -> str:
     return f"{_PARTIAL}.owned{number}"
-
-
-def _write_batch(builder: OnnxBuilder, part: str) -> None:
-    builder.append("Shape", [part], _BATCH, {"start": 0, "end": 1})
 
 
 def _same(builder: OnnxBuilder, name: str, count: int, value: float) -> str:
@@ -227,13 +223,11 @@ def _packed(tile: TileGraph, graph: Graph, regions: Regions, maps: tuple[str, ..
     parts = [f"{_PACKED}.map{number}" for number in range(len(maps))]
     flat_form = builder.constant(f"{_PACKED}.form", np.array([0, -1]))
     flat = builder.append("Reshape", [input_name(0), flat_form], f"{_PACKED}.flat")
-    axis = builder.constant(f"{_PACKED}.axis", np.array([1]))
     start = 0
     for part, name in zip(parts, maps, strict=True):
         shape = graph.shape(name).of(regions[name], batch=0)  # 0: as many images as there are
         stop = start + graph.shape(name).channels * regions[name].area
-        ends = [builder.constant(f"{part}.{what}", np.array([at])) for what, at in (("start", start), ("stop", stop))]
-        values = builder.append("Slice", [flat, *ends, axis], f"{part}.values")
+        values = append_slice(builder, flat, f"{part}.values", 1, Span(start, stop))
         builder.append("Reshape", [values, builder.constant(f"{part}.form", np.array(shape))], part)
         start = stop
     names = {input_name(number): part for number, part in enumerate(parts)}
@@ -242,18 +236,13 @@ def _packed(tile: TileGraph, graph: Graph, regions: Regions, maps: tuple[str, ..
     packed: list[str | int | None] = ["N", graph.shape(graph.input).channels, form.rows.size, form.cols.size]
     return replace(
         tile,
-        nodes=(*builder.nodes, *(_with_input_names(node, names | statistics) for node in tile.nodes)),
+        nodes=(*builder.nodes, *(renamed(node, names | statistics) for node in tile.nodes)),
         constants=tile.constants | builder.constants,
         inputs=(
             helper.make_tensor_value_info(input_name(0), TensorProto.FLOAT, packed),
             *(_called(value, input_name(1)) for value in tile.inputs[len(maps) :]),
         ),
     )
-
-
-def _with_input_names(node: NodeProto, names: Mapping[str, str]) -> NodeProto:
-    node.input[:] = [names.get(name, name) for name in node.input]
-    return node
 
 
 def _called(value: ValueInfoProto, name: str) -> ValueInfoProto:

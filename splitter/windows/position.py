@@ -62,17 +62,12 @@ def _pixels(graph: Graph, tensor: str, axis: int, rows: int) -> tuple[int, Spans
 def _middle(
     graph: Graph, nodes: Sequence[Node], axis: int, rates: Mapping[str, Fraction], period: int
 ) -> Fraction | None:
-    """Return where the last node's result starts if each pixel is the middle of all that it reads.
-
-    None if they do not agree.
-    """
+    """Return where the last node's result starts if each pixel is the middle of what it reads; None for no such."""
     output = nodes[-1].output
     rate = rates[output]
     first, pixels = _pixels(graph, output, axis, int(rate * period))
     walk = AxisWalk([axis_node(graph, node, axis) for node in nodes], {output: pixels}, clip=False)
-    while walk.position:
-        walk.step()
-    sums = walk.spans[graph.input].sum(axis=0).tolist()
+    sums = walk.to_image()[graph.input].sum(axis=0).tolist()
     starts = {Fraction(total, 2) - (first + row + Fraction(1, 2)) / rate for row, total in enumerate(sums)}
     return starts.pop() if len(starts) == 1 else None
 

@@ -16,7 +16,8 @@ from serfer.core.plan import POSITION
 from serfer.splitter.network.canonicalize import Rewriter
 from serfer.splitter.network.graph import COL_AXIS, MAP_RANK, NCHW, ROW_AXIS, STATISTICS, Bins, Graph, Node
 from serfer.splitter.network.interpolation import is_separable
-from serfer.splitter.tiling.by_position import RATES, RESIZE_BY_POSITION, Growth, bin_bounds, linear_resize
+from serfer.splitter.network.source import mean_matrix
+from serfer.splitter.tiling.by_position import RATES, RESIZE_BY_POSITION, Growth, linear_resize
 from serfer.splitter.tiling.resampling import matrix_of
 from serfer.splitter.tiling.tiling_rule import extent
 from serfer.splitter.windows.strides import rate
@@ -116,10 +117,7 @@ def _pooled(graph: Graph, node: Node) -> tuple[int, NDArray[np.float32]] | None:
     count, size = matrix.shape
     if not 0 < count <= _MOST_BINS:
         return None
-    first, stop = (bound[:, None] for bound in bin_bounds(size, count))
-    rows = np.arange(size)
-    means = ((rows >= first) & (rows < stop)) / (stop - first)
-    return (axis, matrix) if np.allclose(matrix, means, rtol=0, atol=_SAME) else None
+    return (axis, matrix) if np.allclose(matrix, mean_matrix(size, count), rtol=0, atol=_SAME) else None
 
 
 def _bins(graph: Graph, other: Graph, node: Node, made: dict[str, Node]) -> Node | None:

@@ -9,7 +9,7 @@ from serfer.core.plan import FETCHED, ZIP
 from serfer.core.units import MS_PER_S
 from serfer.splitter.network.graph import Graph
 from serfer.splitter.planning.limits import room_in
-from serfer.splitter.planning.ort_kernels import tile_works
+from serfer.splitter.planning.ort_kernels import predicted_ms, tile_works
 from serfer.splitter.planning.split_options import Budget
 from serfer.splitter.tiling.cuts import weight_bytes
 from serfer.splitter.tiling.regions import Regions
@@ -74,9 +74,5 @@ def window_usd(graph: Graph, regions: Regions, budget: Budget, memory_mb: int) -
 
 
 def window_ms(graph: Graph, regions: Regions, budget: Budget) -> tuple[float, float]:
-    """Return a window's predicted milliseconds on one vCPU: what more vCPUs do not speed up, and what they do."""
     outputs = {name: regions[name] for name in graph.outputs}
-    works = tile_works(graph, graph.nodes, regions, read_maps(graph), outputs)
-    parts = [(budget.profiles.run_s, 0.0), *(budget.profiles.parts(work) for work in works)]
-    serial, parallel = (round(MS_PER_S * sum(part[index] for part in parts), 6) for index in range(2))
-    return serial, parallel
+    return predicted_ms(budget.profiles, tile_works(graph, graph.nodes, regions, read_maps(graph), outputs))

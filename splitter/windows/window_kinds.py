@@ -18,7 +18,7 @@ from serfer.core.geometry import Rect, Span
 from serfer.core.plan import AxisWindow, AxisWindows
 from serfer.splitter.network.graph import COL_AXIS, ROW_AXIS, Graph
 from serfer.splitter.tiling.receptive_field import Spans, spans_of
-from serfer.splitter.tiling.regions import AxisWalk, axis_node
+from serfer.splitter.tiling.regions import AxisWalk, axis_node, infer_regions
 from serfer.splitter.tiling.tiling_rule import extent
 from serfer.splitter.windows.sections import read_maps
 from serfer.splitter.windows.strides import Strides
@@ -80,20 +80,18 @@ def spans_that_make(
     graph: Graph, axis: int, known: Strides, targets: Mapping[str, Spans], strides: NDArray[np.int64]
 ) -> AxisSpans:
     """Return windows that compute rows `targets` of some tensors; each starts so many `strides` after the first."""
-    walk = AxisWalk([axis_node(graph, node, axis) for node in graph.nodes], targets)
-    while walk.position:
-        walk.step()
-    names = sorted(walk.spans)
+    spans = AxisWalk([axis_node(graph, node, axis) for node in graph.nodes], targets).to_image()
+    names = sorted(spans)
     shifts = {name: strides * known.of(name) for name in names}
-    relative = np.stack([walk.spans[name] - shifts[name] for name in names])  # tensors, 2, windows
+    relative = np.stack([spans[name] - shifts[name] for name in names])  # tensors, 2, windows
     shapes: tuple[Shape, ...] = tuple(
         tuple(map(tuple, relative[:, :, window].tolist())) for window in range(len(strides))
     )
-    by_selection = tuple(map(add, shapes, _selections(graph, axis, walk.spans, shifts)))
+    by_selection = tuple(map(add, shapes, _selections(graph, axis, spans, shifts)))
     if len({*by_selection}) <= len({*shapes}) + _MOST_EXCEPTIONS:
         shapes = by_selection
-    reads, rows = read_maps(graph), dict(walk.spans)
-    rows.setdefault(graph.input, _covered(graph, axis, known, [walk.spans[name] for name in reads], reads))
+    reads, rows = read_maps(graph), dict(spans)
+    rows.setdefault(graph.input, _covered(graph, axis, known, [spans[name] for name in reads], reads))
     read = () if reads == (graph.input,) else reads
     return AxisSpans(extent(graph, graph.input, axis), rows, graph.outputs, graph.input, shapes, read)
 
@@ -132,20 +130,15 @@ def middle_regions(graph: Graph, rows: Strides, cols: Strides, step: int) -> dic
 
     They are those of the finest output where there are several.
     """
-    spans = []
-    for axis, known in ((ROW_AXIS, rows), (COL_AXIS, cols)):
+
+    def side(name: str, axis: int, known: Strides) -> Span:
         finest = known.finest(graph.outputs)
         first = max(0, extent(graph, finest, axis) - step) // 2 // known.of(finest)
-        targets = {}
-        for name in graph.outputs:
-            start, size = first * known.of(name), step // known.of(finest) * known.of(name)
-            targets[name] = spans_of([Span(start, min(start + size, extent(graph, name, axis)))])
-        walk = AxisWalk([axis_node(graph, node, axis) for node in graph.nodes], targets)
-        while walk.position:
-            walk.step()
-        spans.append({name: Span(*span[:, 0].tolist()) for name, span in walk.spans.items()})
-    down, across = spans
-    return {name: Rect(down[name], across[name]) for name in down}
+        start, size = first * known.of(name), step // known.of(finest) * known.of(name)
+        return Span(start, min(start + size, extent(graph, name, axis)))
+
+    targets = {name: Rect(side(name, ROW_AXIS, rows), side(name, COL_AXIS, cols)) for name in graph.outputs}
+    return infer_regions(graph, graph.nodes, [targets])[0]
 
 
 @dataclass(frozen=True)

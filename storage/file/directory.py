@@ -16,10 +16,11 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from serfer.core.errors import StoreUnavailableError, UsageError
-from serfer.core.ownership import check_owner
+from serfer.files import check_owner, locked
 from serfer.storage.file.inbox import expiry_ns
 
 NS = 1_000_000_000
@@ -70,15 +71,9 @@ class Directory:
         with self.lock(fcntl.LOCK_EX):
             self._sweep_folder(self._root)
 
-    @contextlib.contextmanager
-    def lock(self, kind: int) -> Iterator[None]:
+    def lock(self, kind: int) -> AbstractContextManager[None]:
         """Hold ROOT/#lock, so that nothing expired is removed just as a fresh value takes its name."""
-        file = os.open(self._root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(file, kind)
-            yield
-        finally:
-            os.close(file)
+        return locked(self._root / _LOCK, kind)
 
     @contextlib.contextmanager
     def reached(self) -> Iterator[None]:

@@ -40,10 +40,11 @@ def append(path: Path, values: Sequence[bytes], now_ns: int, expiry: int) -> Non
 
 def read(path: Path, after: str, now_ns: int) -> list[Received]:
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        opened = path.open("rb", buffering=0)
     except FileNotFoundError:
         return []
-    try:
+    with opened:
+        file = opened.fileno()
         while True:
             identity, end, expiry = _read_head(file)
             if expiry <= now_ns:
@@ -53,16 +54,11 @@ def read(path: Path, after: str, now_ns: int) -> list[Received]:
             data = pread(file, end - start, start)
             if _read_head(file)[0] == identity:
                 return _cut_messages(data, identity.hex(), start)
-    finally:
-        os.close(file)
 
 
 def expiry_ns(path: Path) -> int:
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return _read_head(file)[2]
-    finally:
-        os.close(file)
+    with path.open("rb", buffering=0) as file:
+        return _read_head(file.fileno())[2]
 
 
 def pread(file: int, length: int, start: int) -> bytes:

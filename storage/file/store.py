@@ -9,15 +9,14 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from serfer.core.errors import MissingKeyError, UsageError
-from serfer.storage.coordination import Coordination
 from serfer.storage.exchange import Exchange
 from serfer.storage.file.directory import NS, Directory
 from serfer.storage.file.inbox import pread
-from serfer.storage.store import Bytes, Range, Store, check_keys, check_ranges, check_ttl, flat, missing
-from serfer.storage.versioned_values import VERSION_BYTES, LocalCoordination
+from serfer.storage.store import Bytes, Range, check_keys, check_ranges, check_ttl, flat, missing
+from serfer.storage.versioned_values import VERSION_BYTES, LocalStore
 
 
-class FileStore(Store):
+class FileStore(LocalStore):
     """Values as files, read by range; written aside and renamed, so that a reader sees a whole one.
 
     Expired values read as missing; opening the store and, every 30 s, a put sweep them away. A directory that holds
@@ -55,9 +54,6 @@ class FileStore(Store):
                 self._directory.value(key).unlink(missing_ok=True)
                 self._directory.inbox(key).unlink(missing_ok=True)
 
-    def coordination(self) -> Coordination:
-        return LocalCoordination(self, self.put_if)
-
     def exchange(self) -> Exchange:
         from serfer.storage.file.exchange import FileExchange  # noqa: PLC0415  only gangs need it
 
@@ -92,17 +88,15 @@ class FileStore(Store):
 
     def _read(self, span: Range) -> bytes:
         try:
-            file = os.open(self._directory.value(span.key), os.O_RDONLY | os.O_CLOEXEC)
+            file = self._directory.value(span.key).open("rb", buffering=0)
         except FileNotFoundError:
             raise missing(span) from None
-        try:
-            status = os.fstat(file)
+        with file:
+            status = os.fstat(file.fileno())
             length = status.st_size - span.start if span.length is None else span.length
             if self._expired(status) or length < 0 or span.start + length > status.st_size:
                 raise missing(span)
-            return pread(file, length, span.start)
-        finally:
-            os.close(file)
+            return pread(file.fileno(), length, span.start)
 
     def _read_head(self, key: str) -> bytes:
         try:

@@ -1,21 +1,22 @@
 """A store on a Redis Cluster (ElastiCache in cluster mode, ElastiCache Serverless, MemoryDB)."""
 
+from binascii import crc_hqx
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from threading import Lock
 from typing import Any, TypeAlias
 
-from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
-from redis.exceptions import AskError, MovedError, ResponseError
-
 from serfer.core.errors import SerferError, StoreUnavailableError
-from serfer.storage.exchange import Exchange
+from serfer.storage.redis.errors import RedirectionError, ResponseError
 from serfer.storage.redis.node import Command, RedisNode
 from serfer.storage.redis.store import RedisCommands
 from serfer.storage.redis.url import cluster_options
+from serfer.storage.store import check_keys
 
+SLOTS = 16_384
 _HOPS = 8  # nodes to which a command is sent, one after the other, while its slot moves
 _KEY_AT = {"EVAL": 3, "XREAD": -2}  # behind a script and the number of its keys; before its cursor
 
@@ -32,6 +33,10 @@ class _Hop:
     redirected: Address | None = None
     asking: bool = False
 
+    @property
+    def commands(self) -> list[Command]:
+        return [("ASKING",), self.command] if self.asking else [self.command]
+
 
 class RedisClusterStore(RedisCommands):
     """Values on the nodes of a cluster; a method is one round trip of one pipeline to each node that holds its keys.
@@ -40,23 +45,12 @@ class RedisClusterStore(RedisCommands):
     """
 
     def __init__(self, url: str) -> None:
-        self._seeds, self._options = cluster_options(url)
-        self._cluster = RedisCluster(self._seeds, self._options)
+        seeds, options = cluster_options(url)
+        super().__init__(partial(RedisCluster, seeds, options), options["socket_timeout"])
 
-    def exchange(self) -> Exchange:
-        from serfer.storage.redis.exchange import RedisExchange  # noqa: PLC0415  only gangs need it
-
-        waiting = RedisCluster(self._seeds, self._options, unbounded=True)
-        return RedisExchange(self.execute, waiting, self._options["socket_timeout"])
-
-    def close(self) -> None:
-        self._cluster.close()
-
-    def execute(self, commands: Sequence[Command]) -> list[Any]:
-        return self._cluster.execute(commands)
-
-    def _delete_command(self, keys: Sequence[str]) -> list[Command]:
-        return [("DEL", key) for key in keys]  # apart, for while a slot moves its keys may be on two nodes
+    def delete(self, keys: Sequence[str]) -> None:
+        check_keys(keys)
+        self.execute([("DEL", key) for key in keys])  # apart, for while a slot moves its keys may be on two nodes
 
 
 class RedisCluster:
@@ -78,7 +72,7 @@ class RedisCluster:
 
     def execute(self, commands: Sequence[Command]) -> list[Any]:
         replies: dict[int, Any] = {}
-        hops = [_Hop(index, command, key_slot(_key(command).encode())) for index, command in enumerate(commands)]
+        hops = [_Hop(index, command, key_slot(_key(command))) for index, command in enumerate(commands)]
         for _ in range(_HOPS):
             if not hops:
                 return [replies[index] for index in range(len(commands))]
@@ -86,7 +80,6 @@ class RedisCluster:
         raise StoreUnavailableError(f"the Redis cluster at {self._seed} redirects without end: try again later")
 
     def _send_round(self, hops: Sequence[_Hop], replies: dict[int, Any]) -> list[_Hop]:
-        """Send every command once; put the replies into `replies` and return what has to go to another node."""
         owners = self._owners or self._look_up(())
         batches: dict[Address, list[_Hop]] = defaultdict(list)
         for hop in hops:
@@ -106,31 +99,27 @@ class RedisCluster:
         return again
 
     def _send_and_read(self, batches: Mapping[Address, Sequence[_Hop]]) -> list[tuple[Address, _Hop, Any]]:
-        """Send all batches, then read all replies; connections are taken in one order, so that none waits in a ring."""
         with ExitStack() as stack:
-            reads = [
-                (address, stack.enter_context(self._node(address).sent(_precede_by_asking(batches[address]))))
-                for address in sorted(batches)
-            ]
-            answered = [(address, read()) for address, read in reads]
+            reads = []
+            for address in sorted(batches):
+                commands = [command for hop in batches[address] for command in hop.commands]
+                reads.append((address, stack.enter_context(self._node(address).sent(commands))))
+            answered = [(address, iter(read())) for address, read in reads]
         return [
-            (address, hop, answer)
+            (address, hop, [next(answers) for _ in hop.commands][-1])
             for address, answers in answered
-            for hop, answer in zip(batches[address], _without_asking(batches[address], answers), strict=True)
+            for hop in batches[address]
         ]
 
     def _next(self, hop: _Hop, refusal: ResponseError, address: Address, owners: Sequence[Address | None]) -> _Hop:
-        """Return where a command goes from the node at `address` that has refused it; raises what other refusals mean.
-
-        MOVED means that the slot belongs to another node now, ASK that it is moving there and this key has gone ahead.
-        """
-        if not isinstance(refusal, AskError):  # MovedError is an AskError
+        """MOVED: the slot belongs to another node now; ASK: it is moving there, and this key has gone ahead."""
+        if not isinstance(refusal, RedirectionError):
             raise self._node(address).refusal(refusal, hop.command)
         target = (refusal.host or address[0], refusal.port)
-        if isinstance(refusal, MovedError):
+        if refusal.moved:
             with suppress(SerferError):  # the command finds its way without
                 self._look_up(owners, first=[target])
-        return replace(hop, redirected=target, asking=not isinstance(refusal, MovedError))
+        return replace(hop, redirected=target, asking=not refusal.moved)
 
     def _has_moved(self, hops: Iterable[_Hop], owners: Sequence[Address | None], failed: Iterable[Address]) -> bool:
         failed = set(failed)
@@ -141,7 +130,6 @@ class RedisCluster:
         return any(now[hop.slot] != owners[hop.slot] for hop in hops)
 
     def _look_up(self, seen: Sequence[Address | None], first: Iterable[Address] = ()) -> Sequence[Address | None]:
-        """Ask one node after the other, `first` ones first, who owns the slots, unless another thread just has."""
         with self._lock:
             if self._owners is not seen and self._owners:
                 return self._owners
@@ -179,23 +167,21 @@ class RedisCluster:
         return "{}:{}".format(*self._seeds[0])
 
 
+def key_slot(key: str) -> int:
+    """Return a key's slot: CRC-16/XMODEM, of the first `{...}` in it that is not empty where it has one."""
+    _, _, rest = key.partition("{")
+    tag, closed, _ = rest.partition("}")
+    return crc_hqx((tag if tag and closed else key).encode(), 0) % SLOTS
+
+
 def _key(command: Command) -> str:
     key: str = command[_KEY_AT.get(command[0], 1)]
     return key
 
 
-def _precede_by_asking(hops: Sequence[_Hop]) -> list[Command]:
-    return [command for hop in hops for command in ([("ASKING",), hop.command] if hop.asking else [hop.command])]
-
-
-def _without_asking(hops: Sequence[_Hop], answers: Sequence[Any]) -> list[Any]:
-    rest = iter(answers)
-    return [(next(rest), next(rest))[1] if hop.asking else next(rest) for hop in hops]
-
-
 def _owners(reply: Any, address: Address) -> list[Address | None]:  # noqa: ANN401  what the network brings
     """Return each slot's primary from the reply to CLUSTER SLOTS: [first, last, [host, port, ...], replica...], ..."""
-    owners: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
+    owners: list[Address | None] = [None] * SLOTS
     try:
         for first, last, (host, port, *_), *_ in reply:
             owner = (host.decode() if host not in (None, b"", b"?") else address[0], int(port))

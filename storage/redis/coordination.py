@@ -1,9 +1,7 @@
 """Compare-and-set on a Redis server or cluster, by a script of one key."""
 
-from collections.abc import Callable, Sequence
-
-from serfer.storage.redis.node import Execute, milliseconds
-from serfer.storage.store import check_keys
+from serfer.storage.redis.node import Commands, milliseconds
+from serfer.storage.store import Store, check_keys
 from serfer.storage.versioned_values import VERSION_BYTES, PrefixedVersions
 
 # A value that begins with the new version was written by this very call, whose reply was lost: so it may be sent again.
@@ -16,14 +14,11 @@ return 1
 
 
 class RedisCoordination(PrefixedVersions):
-    """Coordination by what sends commands together and returns their replies, and what deletes keys."""
+    """Coordination over the connections of a store, which its `commands` go over."""
 
-    def __init__(self, execute: Execute, delete: Callable[[Sequence[str]], None]) -> None:
-        self._execute = execute
-        self._delete = delete
-
-    def delete(self, keys: Sequence[str]) -> None:
-        self._delete(keys)
+    def __init__(self, store: Store, commands: Commands) -> None:
+        super().__init__(store)
+        self._execute = commands.execute
 
     def _read(self, key: str) -> bytes | None:
         check_keys((key,))

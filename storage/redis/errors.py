@@ -3,9 +3,6 @@
 import socket
 from typing import TYPE_CHECKING
 
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ExternalAuthProviderError, InvalidResponse, RedisError, ResponseError
-
 from serfer.core.errors import StoreError, StoreUnavailableError, ValueTooLargeError
 
 if TYPE_CHECKING:
@@ -13,7 +10,8 @@ if TYPE_CHECKING:
 
 _SHOWN = 120  # characters of what the server has said
 _NOT_REDIS = "it is not a Redis server, or it wants TLS (rediss:// in --store) or wants none (redis://)"
-_CLOSED = f"closed the connection: it has stopped, or {_NOT_REDIS}"
+CLOSED = f"closed the connection: it has stopped, or {_NOT_REDIS}"
+NO_CONNECTION = "has no connection free: raise max_connections in --store"
 _CUT_OFF = "closed the connection midway: it has stopped, or takes no value of that size (its proto-max-bulk-len)"
 _ANONYMOUS = "wants a password: write redis://[USER]:PASSWORD@HOST:PORT in --store, rediss:// with TLS"
 _LOGIN = (
@@ -52,55 +50,64 @@ _REFUSALS: tuple[tuple[str, str, str], ...] = (
     ),
 )
 _CODES = {code for code, _, _ in _REFUSALS}
-_FAILURES: tuple[tuple[type[RedisError], str, str], ...] = (
-    (InvalidResponse, "", "does not speak Redis's protocol ({}): are host and port in --store right?"),
-    (ExternalAuthProviderError, "", "{}"),
-    (RedisConnectionError, "No connection available", "has no connection free: raise max_connections in --store"),
-    (RedisConnectionError, "Connection not ready", "speaks first: it has no connection free, or " + _NOT_REDIS),
-    (RedisConnectionError, "Connection closed", _CLOSED),
-)
-"""The same for what no server has said."""
+
+
+class RedisError(Exception):
+    """Why a command has no reply: its text follows "Redis at HOST:PORT"."""
+
+
+class ResponseError(RedisError):
+    """A server's own error, whose first word is its code."""
+
+
+class RedirectionError(ResponseError):
+    """MOVED, or ASK: another node has the slot, at `host`, "" for the same, and `port`; raises ValueError."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        code, _, address = text.split(" ")
+        self.host, _, port = address.rpartition(":")
+        self.port = int(port)
+        self.moved = code == "MOVED"
 
 
 def explained(error: RedisError, where: str, command: str) -> StoreError | StoreUnavailableError:
-    code, text = _split_code(error)
+    if not isinstance(error, ResponseError):
+        return StoreUnavailableError(f"Redis at {where} {error}")
+    code, text = _split_code(str(error))
     if "invalid bulk length" in text:
         return ValueTooLargeError(f"Redis at {where} takes no value of that size: raise its proto-max-bulk-len")
     for known, words, reason in _REFUSALS:
         if code == known and words in text:
             return StoreUnavailableError(f"Redis at {where} {reason.format(text[:_SHOWN])}")
-    if isinstance(error, ResponseError):
-        return StoreError(f"Redis at {where} refused {command}: {text}")
-    return StoreUnavailableError(f"Redis at {where} {_reason(error)}")
+    return StoreError(f"Redis at {where} refused {command}: {text}")
 
 
-def _split_code(error: RedisError) -> tuple[str | None, str]:
-    text = str(error)
+def _split_code(text: str) -> tuple[str, str]:
     if "Error running script" in text:  # Redis before 7 has the reason of the script's command behind that
         text = text.rpartition(": -")[2]
-    elif error.status_code or not isinstance(error, ResponseError):
-        return error.status_code, text
     code, _, rest = text.partition(" ")
-    return (code, rest) if code in _CODES else (None, text)
+    return (code, rest) if code in _CODES else ("", text)
 
 
-def _reason(error: RedisError) -> str:
-    for kind, words, reason in _FAILURES:
-        if isinstance(error, kind) and words in str(error):
-            return reason.format(str(error)[:_SHOWN])
+def invalid(line: bytes) -> RedisError:
+    return RedisError(f"does not speak Redis's protocol ({line[:_SHOWN]!r}): are host and port in --store right?")
+
+
+def failure(error: Exception, doing: str) -> str:
+    """Return the text of a RedisError for what has failed while `doing`: connecting, writing or reading."""
     from ssl import SSLError  # noqa: PLC0415  takes 10 ms to import
 
-    cause = error.__context__
-    if isinstance(cause, SSLError):
-        return _tls_reason(cause)
-    if isinstance(cause, TimeoutError):
-        return _late(error, cause)
-    if isinstance(cause, ConnectionResetError | BrokenPipeError):
-        return _CUT_OFF if "writing" in str(error) else _CLOSED
-    if isinstance(cause, OSError):
-        what = "found" if isinstance(cause, socket.gaierror) else "reached"
-        return f"cannot be {what} ({cause.strerror}): is it running, and are host and port in --store right?"
-    return f"does not answer ({error}): check --store"
+    if isinstance(error, SSLError):
+        return _tls_reason(error)
+    if isinstance(error, TimeoutError):
+        return _late(error, doing)
+    if isinstance(error, ConnectionResetError | BrokenPipeError):
+        return _CUT_OFF if doing == "writing" else CLOSED
+    if isinstance(error, OSError):
+        what = "found" if isinstance(error, socket.gaierror) else "reached"
+        return f"cannot be {what} ({error.strerror}): is it running, and are host and port in --store right?"
+    return f"cannot be reached ({error}): are host and port in --store right?"
 
 
 def _tls_reason(cause: "SSLError") -> str:
@@ -116,10 +123,10 @@ def _tls_reason(cause: "SSLError") -> str:
     )
 
 
-def _late(error: RedisError, cause: TimeoutError) -> str:
-    if "handshake" in str(cause):
+def _late(error: TimeoutError, doing: str) -> str:
+    if "handshake" in str(error):
         return _NO_TLS.format(" in time")
-    if "connecting" in str(error):
+    if doing == "connecting":
         return "cannot be reached in time: are host and port in --store right, and does a firewall let us through?"
     return (
         "does not answer in time: it is not a Redis server, or is too busy: check --store, where "

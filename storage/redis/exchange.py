@@ -3,34 +3,25 @@
 import math
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol
 
 from serfer.storage.exchange import START, Exchange, Message, Received
-from serfer.storage.redis.node import Command, Execute, check_size, milliseconds
+from serfer.storage.redis.node import Commands, check_size, milliseconds
 from serfer.storage.store import check_keys, check_ttl
 
 _SLICE_S = 1.0
 _FIRST = "0"
 
 
-class Waiting(Protocol):
-    """Sends commands that may block, each over a connection that no other caller has meanwhile."""
-
-    def execute(self, commands: Sequence[Command]) -> list[Any]: ...
-
-    def close(self) -> None: ...
-
-
 class RedisExchange(Exchange):
-    """Messages by XADD over what sends a store's commands, received by XREAD over `waiting`.
+    """Messages by XADD over a store's connections, received by XREAD over `waiting`.
 
     A wait is cut into slices shorter than `socket_timeout`, the seconds in which a server has to answer, so that one
     that is gone is noticed, and a slot of a cluster that moves is followed. The message and its PEXPIRE reach the
     server together, so that no inbox lives for ever.
     """
 
-    def __init__(self, send: Execute, waiting: Waiting, socket_timeout: float | None) -> None:
-        self._send = send
+    def __init__(self, store: Commands, waiting: Commands, socket_timeout: float | None) -> None:
+        self._store = store
         self._waiting = waiting
         self._slice_s = min(_SLICE_S, (socket_timeout or math.inf) / 2)
 
@@ -40,7 +31,7 @@ class RedisExchange(Exchange):
         for inbox, value in messages:
             check_size(inbox, len(value))
         lasting = milliseconds(ttl)
-        self._send(
+        self._store.execute(
             [
                 command
                 for inbox, value in messages

@@ -9,9 +9,9 @@ from botocore.auth import SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.exceptions import BotoCoreError
 from botocore.session import Session
-from redis.exceptions import ExternalAuthProviderError
 
 from serfer.core.errors import UsageError
+from serfer.storage.redis.errors import RedisError
 
 if TYPE_CHECKING:
     from botocore.credentials import ReadOnlyCredentials
@@ -43,14 +43,14 @@ class IamLogin:
         try:
             SigV4QueryAuth(self._aws_credentials(), "elasticache", self._region, _GOOD_FOR_S).add_auth(request)
         except BotoCoreError as error:
-            raise ExternalAuthProviderError(f"cannot be used: its IAM token cannot be signed ({error})") from error
+            raise RedisError(f"cannot be used: its IAM token cannot be signed ({error})") from error
         return self._user, str(request.url).removeprefix("https://")
 
     def _aws_credentials(self) -> "ReadOnlyCredentials":
         with self._lock:
             credentials = self._session.get_credentials()
         if credentials is None:
-            raise ExternalAuthProviderError(
+            raise RedisError(
                 "cannot be used: iam= in --store needs AWS credentials, and there are none: set AWS_ACCESS_KEY_ID and "
                 "AWS_SECRET_ACCESS_KEY, or give the machine or function a role"
             )

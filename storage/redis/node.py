@@ -2,29 +2,34 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
-from redis.exceptions import InvalidResponse, RedisError, ResponseError
-
-from serfer import storage
 from serfer.core.errors import ValueTooLargeError
-from serfer.storage.redis.errors import explained
+from serfer.storage.redis.errors import RedisError, ResponseError, explained
+from serfer.storage.redis.resp import RespPool
 
 _MAX_VALUE = 512 * 1024 * 1024  # the server's own limit (proto-max-bulk-len)
 
+T = TypeVar("T")
 Command: TypeAlias = tuple[Any, ...]
-Execute: TypeAlias = Callable[[Sequence[Command]], list[Any]]
+
+
+class Commands(Protocol):
+    """Sends commands together and returns their replies; the connection of one that blocks serves no other caller."""
+
+    def execute(self, commands: Sequence[Command]) -> list[Any]: ...
+
+    def close(self) -> None: ...
 
 
 class RedisNode:
     """Sends commands together, without MULTI, and reads their replies: one round trip.
 
-    Its connections are redis-py's, in a worker's process our own (docs/adr/0045-redis-py-but-in-workers.md). A pool's
-    bound keeps callers waiting for a free connection. Where commands block, `unbounded` gives each caller one.
+    Callers wait for a free connection within the pool's bound. Where commands block, `unbounded` gives each one.
     """
 
     def __init__(self, options: dict[str, Any], kind: str = "", *, unbounded: bool = False) -> None:
-        self._pool = _open_pool(options, unbounded=unbounded)
+        self._pool = RespPool(options, unbounded=unbounded)
         self.host = options["host"]
         self._where = f"{options['host']}:{options['port']}{kind}"
 
@@ -35,12 +40,10 @@ class RedisNode:
         Raises:
             StoreUnavailableError: the server cannot be reached, or refuses every command.
         """
-        with self._explain_errors(commands):
-            connection = self._pool.get_connection()
+        connection = self._explained(commands, self._pool.take)
         try:
-            with self._explain_errors(commands):
-                connection.send_packed_command(connection.pack_commands(commands), check_health=False)
-            yield lambda: self._read(connection, commands)
+            self._explained(commands, lambda: connection.send(commands))
+            yield lambda: self._explained(commands, lambda: [connection.read() for _ in commands])
         except BaseException:
             connection.disconnect()  # replies may still be on their way
             raise
@@ -62,36 +65,11 @@ class RedisNode:
     def close(self) -> None:
         self._pool.close()
 
-    def _read(self, connection: Any, commands: Sequence[Command]) -> list[Any]:  # noqa: ANN401 - of either pool
-        with self._explain_errors(commands):
-            return [_reply(connection) for _ in commands]
-
-    @contextmanager
-    def _explain_errors(self, commands: Sequence[Command]) -> Iterator[None]:
+    def _explained(self, commands: Sequence[Command], call: Callable[[], T]) -> T:
         try:
-            yield
+            return call()
         except RedisError as error:
             raise explained(error, self._where, commands[0][0]) from error
-        except (ValueError, RecursionError) as error:  # redis-py's parser does not catch these
-            invalid = InvalidResponse(f"Protocol Error: {error}")
-            raise explained(invalid, self._where, commands[0][0]) from error
-
-
-def _open_pool(options: dict[str, Any], *, unbounded: bool) -> Any:  # noqa: ANN401 - redis-py's pool or a RespPool
-    if storage.in_worker:
-        from serfer.storage.redis.resp import RespPool  # noqa: PLC0415 - where redis-py's is too slow to import
-
-        return RespPool({name: value for name, value in options.items() if name not in {"max_connections", "timeout"}})
-    from serfer.storage.redis.client import open_pool  # noqa: PLC0415 - the other way round
-
-    return open_pool(options, unbounded=unbounded)
-
-
-def _reply(connection: Any) -> Any:  # noqa: ANN401 - of either pool; whatever the protocol carries
-    try:
-        return connection.read_response(disable_decoding=True)
-    except ResponseError as refusal:
-        return refusal
 
 
 def check_size(key: str, size: int) -> None:

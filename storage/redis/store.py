@@ -1,21 +1,32 @@
 """A store on a Redis server (or ElastiCache, Valkey)."""
 
-from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from serfer.storage.coordination import Coordination
 from serfer.storage.exchange import Exchange
-from serfer.storage.redis.node import Command, RedisNode, check_size, milliseconds
+from serfer.storage.redis.node import Command, Commands, RedisNode, check_size, milliseconds
 from serfer.storage.redis.url import server_options
 from serfer.storage.store import Bytes, Range, Store, check_keys, check_ranges, check_ttl, cut, flat, missing
 
 
 class RedisCommands(Store):
-    """Values as Redis strings: the commands of a store, wherever they go."""
+    """Values as Redis strings: the commands of a store, wherever they go.
+
+    `connect` opens the connections that they go over, and with `unbounded` some that commands may block.
+    """
+
+    def __init__(self, connect: Callable[..., Commands], socket_timeout: float) -> None:
+        self._connect = connect
+        self._socket_timeout = socket_timeout
+        self._commands = connect()
 
     def put(self, key: str, value: Bytes, ttl: float) -> None:
         self.execute([_setting(key, value, ttl)])
+
+    def put_many(self, values: Mapping[str, Bytes], ttl: float) -> None:
+        self.execute([_setting(key, value, ttl) for key, value in values.items()])
 
     def get_many(self, ranges: Sequence[Range]) -> list[bytes]:
         check_ranges(ranges)
@@ -28,25 +39,27 @@ class RedisCommands(Store):
 
     def delete(self, keys: Sequence[str]) -> None:
         check_keys(keys)
-        self.execute(self._delete_command(keys))
+        self.execute([("DEL", *keys)] if keys else [])
 
     def coordination(self) -> Coordination:
         from serfer.storage.redis.coordination import RedisCoordination  # noqa: PLC0415  workers coordinate nothing
 
-        return RedisCoordination(self.execute, self.delete)
+        return RedisCoordination(self, self._commands)
 
-    @abstractmethod
+    def exchange(self) -> Exchange:
+        from serfer.storage.redis.exchange import RedisExchange  # noqa: PLC0415  only gangs need it
+
+        return RedisExchange(self, self._connect(unbounded=True), self._socket_timeout)
+
+    def close(self) -> None:
+        self._commands.close()
+
     def execute(self, commands: Sequence[Command]) -> list[Any]:
         """Send the commands together and return their replies in order; the first refusal is raised."""
-
-    @abstractmethod
-    def _delete_command(self, keys: Sequence[str]) -> list[Command]: ...
+        return self._commands.execute(commands) if commands else []
 
     def _checked(self, span: Range, reply: bytes | None) -> bytes:
-        """Return a reply if it holds the whole range.
-
-        GETRANGE answers "" for a missing key, so where an empty range would be right the value has to be looked at.
-        """
+        """GETRANGE answers "" for a missing key, so where an empty range would be right the value is looked at."""
         if reply == b"" and span.start > 0 and not span.length:
             return cut(self.get(span.key), span)
         if reply is None or len(reply) < (span.length or 0):
@@ -62,22 +75,8 @@ class RedisStore(RedisCommands):
     """
 
     def __init__(self, url: str) -> None:
-        self._options = server_options(url)
-        self._node = RedisNode(self._options)
-
-    def exchange(self) -> Exchange:
-        from serfer.storage.redis.exchange import RedisExchange  # noqa: PLC0415  only gangs need it
-
-        return RedisExchange(self.execute, RedisNode(self._options, unbounded=True), self._options["socket_timeout"])
-
-    def close(self) -> None:
-        self._node.close()
-
-    def execute(self, commands: Sequence[Command]) -> list[Any]:
-        return self._node.execute(commands) if commands else []
-
-    def _delete_command(self, keys: Sequence[str]) -> list[Command]:
-        return [("DEL", *keys)] if keys else []
+        options = server_options(url)
+        super().__init__(partial(RedisNode, options), options["socket_timeout"])
 
 
 def _setting(key: str, value: Bytes, ttl: float) -> Command:

@@ -31,7 +31,11 @@ _TLS = (*_TLS_FILES, "ssl_password", "ssl_cert_reqs", "ssl_check_hostname")
 def server_options(url: str) -> dict[str, Any]:
     """Return the options of RedisNode for `redis://` or, with certificate and host name checked, `rediss://`."""
     secure = url.startswith("rediss://")
-    options = _with_login(_with_iam(_parse(url), secure=secure))
+    options = _with_iam(_parse(url), secure=secure)
+    user, password = options.pop("username", None), options.pop("password", None)
+    if "login" not in options and (user or password):
+        login = (user, password or "") if user else (password,)
+        options["login"] = lambda: login
     return _with_tls(options) if secure else options
 
 
@@ -83,7 +87,7 @@ def _parse_query(parts: SplitResult) -> dict[str, Any]:
     known: Mapping[str, Callable[[str], Any]] = {
         **dict.fromkeys((*_IAM, *_TLS), str),
         **dict.fromkeys(("timeout", "socket_timeout", "socket_connect_timeout"), float),
-        "ssl_check_hostname": _truth,
+        "ssl_check_hostname": lambda text: text.upper() not in {"0", "F", "FALSE", "N", "NO"},
         "max_connections": _count,
         "db": int,
     }
@@ -96,18 +100,6 @@ def _count(text: str) -> int:
     if (number := int(text)) < 1:
         raise ValueError
     return number
-
-
-def _truth(text: str) -> bool:
-    return text.upper() not in {"0", "F", "FALSE", "N", "NO"}
-
-
-def _with_login(options: dict[str, Any]) -> dict[str, Any]:
-    user, password = options.pop("username", None), options.pop("password", None)
-    if "login" in options or not (user or password):
-        return options
-    login = (user, password or "") if user else (password,)
-    return {**options, "login": lambda: login}
 
 
 def _with_iam(options: dict[str, Any], *, secure: bool) -> dict[str, Any]:
@@ -127,7 +119,6 @@ def _with_iam(options: dict[str, Any], *, secure: bool) -> dict[str, Any]:
 
 
 def _with_tls(options: dict[str, Any]) -> dict[str, Any]:
-    """Replace the ssl_ options by a TLS context, which checks certificate and host name unless they say otherwise."""
     rest = {name: value for name, value in options.items() if name not in _TLS}
     given = {name: options.get(name) for name in _TLS}
     for name in _TLS_FILES:

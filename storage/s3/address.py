@@ -79,7 +79,9 @@ def address(store: BucketUrl, session: Session, option: str = "--store") -> Addr
         else:
             parameters["UseFIPS"] = bool(session.get_config_variable("use_fips_endpoint"))
             parameters["UseDualStack"] = bool(session.get_config_variable("use_dualstack_endpoint"))
-        resolved: Any = _endpoint_rules(session).resolve_endpoint(**parameters)
+        loader: Any = session.get_component("data_loader")  # a client itself would slow a cold start
+        rules = loader.load_service_model("s3", "endpoint-rule-set-1")
+        resolved: Any = EndpointProvider(rules, loader.load_data("partitions")).resolve_endpoint(**parameters)
     except BotoCoreError as error:
         raise UsageError(f"{option} leads to no S3 address (region, endpoint, AWS_PROFILE): {error}") from error
     scheme = resolved.properties["authSchemes"][0]
@@ -98,9 +100,3 @@ def _configured_endpoint(session: Session) -> str | None:
     provider: Any = ConfiguredEndpointProvider(session.full_config, session.get_scoped_config(), "s3")
     url: str | None = provider.provide()
     return url
-
-
-def _endpoint_rules(session: Session) -> EndpointProvider:
-    """Load the rules by which botocore's clients find an address; a client itself would slow a cold start."""
-    loader: Any = session.get_component("data_loader")
-    return EndpointProvider(loader.load_service_model("s3", "endpoint-rule-set-1"), loader.load_data("partitions"))

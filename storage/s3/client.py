@@ -78,8 +78,6 @@ _BODIES = RetryPolicy("s3", _StalledError, Backoff(base=0.0, longest=0.0), attem
 
 
 class _Keys:
-    """Gives obstore the credentials that botocore finds, looked for when first needed and renewed by botocore."""
-
     def __init__(self, session: Session) -> None:
         self.problem: StoreUnavailableError | None = None
         self._session = session
@@ -247,10 +245,7 @@ class S3Client:
         policy: RetryPolicy = _REQUESTS,
         limits: list[float] | None = None,
     ) -> _T:
-        """Send a request; an attempt waits for bytes by the first of `limits`, in seconds, which a failure takes away.
-
-        The last stays, and silence is not retried after it.
-        """
+        """An attempt waits by the first of `limits`, in seconds, which a failure takes away, but for the last."""
         left = limits or [READ_S]
 
         def attempt() -> _T:
@@ -273,7 +268,6 @@ class S3Client:
         )  # threads that come at once use one, and with it one session
 
     def _explain(self, error: Exception, *, silence_passes: bool) -> Exception:
-        """Return what an error of obstore's means; it is transient where another attempt may not meet it."""
         text = str(error)
         if self._keys.problem and "credential provider" in text:
             return self._keys.problem
@@ -341,10 +335,7 @@ def _response_of(text: str) -> Answer | None:
 
 
 def _is_safe(url: str) -> bool:
-    """Return whether nobody between can change a body, so that it need not be signed.
-
-    That is so over TLS, where AWS's own clients sign no bodies either, and on this machine's own addresses.
-    """
+    """Over TLS, where AWS's clients sign no bodies either, and on this machine: nobody can change a body."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     try:

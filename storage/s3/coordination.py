@@ -7,8 +7,9 @@ with random bytes of its own. By these a caller whose response was lost also see
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
-from serfer.core.errors import StoreError, StoreUnavailableError, ValueTooLargeError
+from serfer.core.errors import SerferError, StoreError, StoreUnavailableError, ValueTooLargeError
 from serfer.core.retry import Backoff, RetryPolicy, retry
 from serfer.storage.coordination import Coordination, Entry
 from serfer.storage.s3.client import RefusedError, S3Object
@@ -66,11 +67,11 @@ class S3Coordination(Coordination):
                 # It may have been written, or another's while it waited: SeaweedFS makes those who meet wait for
                 # seconds.
                 there = self._read_head(key, doing)
-                if there is None or not (self._is_own(there, own) or self._is_other(there, expected, doing)):
+                if there is None or not (there.body == own or self._is_other(there, expected, doing)):
                     raise
             else:
                 there = self._read_head(key, doing)
-            if there is not None and self._is_own(there, own):
+            if there is not None and there.body == own:
                 return there.tag
             if (expected and there is None) or (there and self._is_other(there, expected, doing)):
                 return None
@@ -89,11 +90,7 @@ class S3Coordination(Coordination):
     def _read_head(self, key: str, doing: str) -> S3Object | None:
         return self._objects.look(key, doing, lambda name: self._objects.client.get(name, 0, TAG_BYTES))
 
-    def _is_own(self, there: S3Object, own: bytes) -> bool:
-        return there.body[:TAG_BYTES] == own
-
     def _is_other(self, there: S3Object, expected: str | None, doing: str) -> bool:
-        """Return whether what lies there is neither the expected version nor, where none may lie there, expired."""
         if expected:
             return there.tag != expected
         return self._objects.is_live(there, doing)
@@ -114,13 +111,13 @@ class S3Coordination(Coordination):
             raise refusal(self._objects.client.address, answer, doing) from refused
 
     def _check_conditions(self) -> None:
-        """Raise StoreError where the server ignores conditions, by means of an object that it has not got."""
         name, doing = f"{self._objects.prefix}*new{secrets.token_hex(8)}", "a conditional put"
         self._put(name, None, b"", _TRIAL_S, doing)
         for version in (None, _NO_SUCH_TAG):
             if self._put(name, version, b"", _TRIAL_S, doing):
                 raise self._lacking()
-        self._objects.delete_quietly(name)
+        with suppress(SerferError):  # a sweep removes it once it has expired
+            self._objects.delete([name])
 
     def _lacking(self) -> StoreError:
         return StoreError(

@@ -15,12 +15,10 @@ _SERVER = 500
 
 @dataclass(frozen=True)
 class _Meaning:
-    """The meanings of some codes of S3 or, where it gives none that we know, by some statuses."""
-
     error: type[SerferError]
     text: str
     codes: frozenset[str]
-    statuses: Container[int] = ()
+    statuses: Container[int] = ()  # where it gives no code that we know
 
 
 _MEANINGS = (

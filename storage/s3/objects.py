@@ -1,13 +1,12 @@
 """The objects of values: their names, their expiry, and what a refusal says of one; and ranges of any objects."""
 
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from botocore.session import Session
 
-from serfer.core.errors import AlteredPieceError, MissingKeyError, SerferError, StoreError
+from serfer.core.errors import AlteredPieceError, MissingKeyError, StoreError
 from serfer.storage.s3.address import address, parse_url
 from serfer.storage.s3.client import RefusedError, S3Client, S3Object
 from serfer.storage.s3.errors import refusal
@@ -76,11 +75,6 @@ class Objects:
 
     def delete(self, names: Sequence[str]) -> None:
         self.done("to delete", lambda: self.client.delete(names))
-
-    def delete_quietly(self, name: str) -> None:
-        """Delete an object, unless that fails: then a sweep removes it once it has expired."""
-        with contextlib.suppress(SerferError):
-            self.delete([name])
 
 
 class S3Ranges:

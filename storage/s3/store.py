@@ -11,17 +11,19 @@ reads as missing until `sweep`, or the bucket's own lifecycle rule, removes it.
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from botocore.session import Session
 
-from serfer.core.errors import UsageError, ValueTooLargeError
+from serfer.core.errors import SerferError, StoreUnavailableError, UsageError, ValueTooLargeError
+from serfer.s3 import code_of, open_client, s3_errors
 from serfer.storage.coordination import Coordination
-from serfer.storage.s3.address import address, parse_url
+from serfer.storage.s3.address import Address, address, parse_url
 from serfer.storage.s3.client import RefusedError, S3Client
+from serfer.storage.s3.errors import Answer, refusal
 from serfer.storage.s3.objects import Objects
 from serfer.storage.store import Bytes, Range, Store, check_keys, check_ranges, check_ttl, flat, missing
 
@@ -69,12 +71,19 @@ class S3Store(Store):
         self._threads = ThreadPoolExecutor(_THREADS, "s3")
 
     def put(self, key: str, value: Bytes, ttl: float) -> None:
-        data = _check_value(key, value, ttl, self._limits.value)
+        check_keys((key,))
+        check_ttl(ttl)
+        data = flat(value)
+        if len(data) > self._limits.value:
+            raise ValueTooLargeError(f"value under {key!r} has {len(data)} bytes: S3 takes {self._limits.value}")
         part = None
         if len(data) >= self._limits.multipart_from:
             part = max(self._limits.part, math.ceil(len(data) / self._limits.parts))
         name, expires = self._objects.name(key), self._objects.expiry(ttl)
         self._objects.done(f"to put {key!r}", lambda: self._client.put(name, data, expires, part=part))
+
+    def put_many(self, values: Mapping[str, Bytes], ttl: float) -> None:
+        self._run_all(lambda item: self.put(*item, ttl), [*values.items()])
 
     def get_many(self, ranges: Sequence[Range]) -> list[bytes]:
         check_ranges(ranges)
@@ -126,14 +135,36 @@ class S3Store(Store):
     def ensure_lifecycle(self, days: int = 1) -> None:
         """Give the bucket a rule that removes what lies under the prefix after `days` days; its other rules stay.
 
+        It takes the place of an earlier rule of ours, and removes versions that were overwritten or deleted, too, but
+        in a directory bucket, which keeps none.
+
         Raises:
             UsageError: the store has no prefix, so the rule would empty the bucket.
         """
         if not self._url.prefix:
             raise UsageError("a lifecycle rule would empty the whole bucket: give --store a prefix, s3://BUCKET/PREFIX")
-        from serfer.storage.s3.upkeep import ensure_lifecycle  # noqa: PLC0415  workers change no rules
-
-        ensure_lifecycle(self._url, self._client.address, self._session, days)
+        where = self._client.address
+        rule: dict[str, Any] = {
+            "ID": f"serfer {self._url.prefix}",
+            "Status": "Enabled",
+            "Filter": {"Prefix": self._url.prefix},
+            "Expiration": {"Days": days},
+            "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": days},
+        }
+        if not where.sessions:
+            rule["NoncurrentVersionExpiration"] = {"NoncurrentDays": days}
+        with s3_errors(lambda error: _explain(where, error)):
+            client = open_client(self._session, 2, 5, 3, region_name=where.region, endpoint_url=self._url.endpoint)
+            try:
+                rules = client.get_bucket_lifecycle_configuration(Bucket=self._url.bucket).get("Rules", [])
+            except client.exceptions.ClientError as error:
+                if code_of(error) != "NoSuchLifecycleConfiguration":
+                    raise
+                rules = []
+            others = [other for other in rules if other.get("ID") != rule["ID"]]
+            client.put_bucket_lifecycle_configuration(
+                Bucket=self._url.bucket, LifecycleConfiguration={"Rules": [*others, rule]}
+            )
 
     def _expiry(self, name: str) -> float | None:
         try:
@@ -163,19 +194,23 @@ class S3Store(Store):
         return found.size if found and self._objects.is_live(found, doing) else None
 
     def _run_all(self, work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
-        """Do the work on every item at the same time, the first in this thread; raises what failed first in order."""
+        """At the same time, the first in this thread; raises what failed first in order, once none is at work."""
         others = [self._threads.submit(work, item) for item in items[1:]]
         try:
             return [*map(work, items[:1]), *(other.result() for other in others)]
         finally:
             for other in others:
                 other.cancel()
+            wait(others)  # none is at work, or writes, once this has raised
 
 
-def _check_value(key: str, value: Bytes, ttl: float, limit: int) -> Bytes:
-    check_keys((key,))
-    check_ttl(ttl)
-    data = flat(value)
-    if len(data) > limit:
-        raise ValueTooLargeError(f"value under {key!r} has {len(data)} bytes: S3 takes {limit}")
-    return data
+def _explain(where: Address, error: Exception) -> SerferError:
+    response: Any = getattr(error, "response", None)
+    if response is None:
+        return StoreUnavailableError(
+            f"S3 at {where.url} does not answer: {error}; check --store, AWS_ENDPOINT_URL_S3 and the network"
+        )
+    details = response.get("Error", {})
+    body = f"<Code>{details.get('Code', '')}</Code><Message>{details.get('Message', '')}</Message>"
+    status = response["ResponseMetadata"]["HTTPStatusCode"]
+    return refusal(where, Answer(status, body.encode()), "to change its lifecycle rules")

@@ -61,14 +61,12 @@ def metrics():
 
 @pytest.fixture
 def stream():
-    """What is logged, as text."""
     with logged() as stream:
         yield stream
 
 
 @pytest.fixture
 def lines(stream):
-    """Return what returns the fields of each line that was logged."""
     return lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serfer.api.admission import Admission, Bytes, Place, Places, Slots
-from serfer.api.http.problems import Problem
+from serfer.api.http.problems import Problem, problem_of, problem_response
 from serfer.api.http.request_middleware import RequestMiddleware
 from serfer.api.observability.metrics import Metrics
 from serfer.api.observability.telemetry import Telemetry
@@ -36,13 +36,11 @@ async def turns(admission, count, deadline_s=60.0, turn_s=None):
 
 
 def timed(in_flight, queue):
-    """Return an admission, and its clock."""
     clock = Clock(100.0)
     return bounded(in_flight, queue, clock), clock
 
 
 async def answer(admission, clock, took_s):
-    """Have a query that need not wait answered."""
     [held] = await turns(admission, 1)
     clock.now += took_s
     await held.aclose()
@@ -423,8 +421,11 @@ class TestBytes:
             async def send(message):
                 sent.append(message)
 
+            async def respond(request, error):
+                return problem_response(problem_of(error), request)
+
             scope = {"type": "http", "method": "POST", "path": "/", "headers": [], "client": (client, 9)}
-            await RequestMiddleware(answer, Telemetry(Metrics({})), budget)(scope, receive, send)
+            await RequestMiddleware(answer, Telemetry(Metrics({})), budget, respond)(scope, receive, send)
             return [(message["status"], dict(message["headers"])[b"retry-after"]) for message in sent[:1]]
 
         fitting = [asyncio.create_task(ask(40)) for _ in range(2)]

@@ -7,6 +7,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 import pytest
@@ -101,14 +102,13 @@ class TestRefusals:
     @pytest.mark.parametrize("path", ["/v1/classify?deadline_ms=20000", "/v2/models/small/infer"])
     def test_an_answer_that_is_ready_after_the_deadline_is_a_504(self, http, service, monkeypatch, path):
         """By the service's own clock: the deadline passes between the query's end and the answer's head."""
-        usual_left, usual_noted, answered = ServiceQuery.left_s, service._observer.answered, []
+        usual_left, usual_noted, answered = ServiceQuery.remaining_s, service._observer.answered, []
 
-        def note(*noted):
-            usual_noted(*noted)
-            answered.append(noted)
+        def left_s(query, doing):
+            return usual_left(replace(query, deadline=0.0) if answered else query, doing)
 
-        monkeypatch.setattr(service._observer, "answered", note)
-        monkeypatch.setattr(ServiceQuery, "left_s", property(lambda it: -1.0 if answered else usual_left.fget(it)))
+        monkeypatch.setattr(service._observer, "answered", lambda *noted: answered.append(usual_noted(*noted)))
+        monkeypatch.setattr(ServiceQuery, "remaining_s", left_s)
         pixels = [0] * (SIZE * SIZE * 3)
         body = {"inputs": [{"name": "image", "shape": [1, SIZE, SIZE, 3], "datatype": "UINT8", "data": pixels}]}
         reply = http.post(path, **({"json": body} if "v2" in path else {"files": {"image": png()}}))

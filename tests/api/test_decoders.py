@@ -48,7 +48,6 @@ def slow_bmp():
 
 @asynccontextmanager
 async def pool_of(forks, **limits):
-    """Open one decoder, with these limits."""
     pool = Decoders(DecodeLimits(1, **limits), forks)
     try:
         yield pool
@@ -219,8 +218,18 @@ async def test_a_decoder_that_dies_while_idle_is_replaced(forks, who):
         await check_decodes(pool)
         os.kill(pool._idle[0].pid if who == "decoder" else forks._process.pid, signal.SIGKILL)
         await until(lambda: not pool._idle[0].alive)
-        await until(lambda: not pool._idle[0]._watched)  # else its end wakes the loop again and again
         await check_decodes(pool)
+
+
+@pytest.mark.killed
+async def test_decoders_outlive_a_signal_to_all_processes_of_a_service_that_drains(forks):
+    async with pool_of(forks) as pool:
+        await check_decodes(pool)
+        pid = pool._idle[0].pid
+        for process in (pid, forks._process.pid):
+            os.kill(process, signal.SIGTERM)
+        await check_decodes(pool)
+        assert pool._idle[0].pid == pid
 
 
 @pytest.mark.killed

@@ -120,7 +120,6 @@ def connected(url):
 
 
 def settled(chunks):
-    """Wait until no more chunks are made, and return how many were."""
     before, since, latest = -1, time.monotonic(), time.monotonic() + PATIENCE
     while time.monotonic() < latest and time.monotonic() - since < 0.3:
         if chunks.made != before:

@@ -10,7 +10,6 @@ from dataclasses import replace
 from urllib.parse import urlencode
 
 import pytest
-from redis import Redis
 
 from serfer.api.auth.keys import add_key
 from serfer.api.entrypoints import function as function_module
@@ -23,6 +22,7 @@ from serfer.local.servers.redis import RedisServer
 from serfer.pipeline.warm import Warmth, ping_event
 from serfer.plan_directory import load_plan, write_plan
 from serfer.settings import DriverSettings, Settings
+from serfer.storage.redis.store import RedisStore
 from tests.support.served import png
 
 IMAGE = {"content-type": "image/png"}
@@ -47,7 +47,6 @@ def rest(method, path, query=(), headers=None, body=None):
 
 
 def http_api(method, path, query=(), headers=None, body=None):
-    """Return an event of an HTTP API, payload format 2.0."""
     headers = {"host": "abc.execute-api.us-east-1.amazonaws.com", "x-forwarded-proto": "https", **(headers or {})}
     http = {"method": method, "path": path, "protocol": "HTTP/1.1", "sourceIp": "203.0.113.7", "userAgent": "t"}
     event = {
@@ -248,8 +247,8 @@ def test_an_environment_is_frozen_and_thawed(variables):
                     process.stdin.flush()
                     assert json.loads(process.stdout.readline())["statusCode"] == 200
                     process.send_signal(signal.SIGSTOP)
-                    with Redis.from_url(server.url) as client:
-                        assert client.client_kill_filter(skipme=True, _type="normal") > 0
+                    with RedisStore(server.url) as client:
+                        assert client.execute([("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")]) > [0]
                     process.send_signal(signal.SIGCONT)
             finally:
                 process.kill()

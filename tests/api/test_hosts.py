@@ -3,7 +3,7 @@ from contextlib import nullcontext
 import pytest
 
 from serfer.api.app import make_app
-from serfer.api.entrypoints.serving import Address
+from serfer.api.entrypoints.opening import Address
 from serfer.cli.balanced import _hosts
 from serfer.settings import Settings
 from tests.support.served import PNG, Observed, asking, png, service_of

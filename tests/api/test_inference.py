@@ -43,7 +43,6 @@ def triton(lasting_url):
 
 
 def error(reply, status):
-    """Return the line of an error, which has the protocol's shape."""
     assert reply.status_code == status, reply.text
     assert reply.headers["content-type"] == "application/json"
     assert reply.headers["x-request-id"]

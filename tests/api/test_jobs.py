@@ -39,8 +39,6 @@ def load():
 
 @pytest.fixture
 def driver(small_plan, store, load, tmp_path, forks):
-    """Start a driver with offline jobs; yields a client of it."""
-
     @contextmanager
     def begin(keys=None, **settings):
         with service_of({"small": small_plan}, forks=forks) as service:
@@ -241,12 +239,12 @@ def test_without_the_setting_there_are_no_jobs(app, images):
 def test_the_online_load_is_without_offline_queries():
     now = [1000.0]
     monitor = LoadMonitor({}, 4, lambda: now[0])
-    monitor.change(2)
+    monitor.change(now[0], 2)
     with monitor.offline():
         now[0] += 100
         busy = monitor.read().utilisation
         assert monitor.online().utilisation == pytest.approx(busy / 2)
-    monitor.change(-1)
+    monitor.change(now[0], -1)
     with monitor.offline():
         now[0] += 100
         assert monitor.online().utilisation == pytest.approx(0.0, abs=1e-6)

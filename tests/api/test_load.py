@@ -36,15 +36,15 @@ def test_of_several_models_the_one_with_the_larger_share_counts():
 
 def test_where_no_slots_are_known_it_is_the_share_of_the_queries_at_once():
     world = World(pipeline(), most=4)
-    world.monitor.change(2)
+    world.monitor.change(world.now, 2)
     assert world.later(100).utilisation == pytest.approx(0.5)
-    world.monitor.change(-2)
+    world.monitor.change(world.now, -2)
     assert world.later(100).utilisation < 0.001
 
 
 def test_an_instance_is_in_use_while_it_has_a_query():
     world = World(pipeline(target=object()), most=10_000)
-    world.monitor.change(2)
+    world.monitor.change(world.now, 2)
     assert world.later(100).utilisation == pytest.approx(1.0)
 
 
@@ -60,7 +60,7 @@ def test_answers_that_were_kept_say_nothing_of_what_computes():
     world = World(pipeline())
     for number in range(10 * BLOCK):
         world.later(0.01)
-        world.monitor.answered("m", *result(0.1, target="cache") if number % 2 else result())
+        world.monitor.answered(world.now, "m", *result(0.1, target="cache") if number % 2 else result())
     assert world.monitor.read().latency == 1.0
 
 

@@ -81,9 +81,25 @@ class TestRequestLines:
         http.post("/v1/classify", content=png(), headers=PNG)
         clients, own = requests_in(lines, 2)
         assert (clients["level"], clients["status"], clients["error"]) == ("info", 400, "ImageError")
-        assert "reason" not in clients
+        assert re.fullmatch(r"\w+\.py:\d+ raise .*", clients["reason"])
         assert (own["level"], own["status"], own["error"]) == ("warning", 503, "StoreUnavailableError")
         assert own["reason"] == "the store at 10.0.0.1 does not answer"
+
+    @pytest.mark.parametrize(
+        ("method", "path", "kind", "status"),
+        [("GET", "/" + WORD, "", 404), ("PUT", "/v1/classify", "", 405), ("POST", "/v1/classify", WORD, 415)]
+        + [("POST", f"/v1/classify?{query}", "image/png", 422) for query in (f"top_k={WORD}", f"{WORD}=1")],
+    )
+    def test_a_request_that_is_refused_has_our_line_for_a_reason_and_no_traceback(
+        self, http, lines, method, path, kind, status
+    ):
+        assert http.request(method, path, content=png(), headers={"Content-Type": kind}).status_code == status
+        [line] = requests_in(lines)
+        assert re.fullmatch(
+            r"HTTPException|\w+\.py:\d+ raise .*", line.get("reason", line["error"])
+        )  # the status says it
+        assert "traceback" not in line
+        assert WORD not in str(line)
 
     @pytest.mark.parametrize("refused", ["put", "get_many"])
     def test_a_store_that_fails_until_the_deadline_is_named_in_the_log_alone(self, http, lines, monkeypatch, refused):

@@ -27,7 +27,8 @@ SLOW = slow_cases()
 SCRIPT = """
 import asyncio, sys
 from pathlib import Path
-from serfer.api.entrypoints.serving import Address, Opening, serve_models
+from serfer.api.entrypoints.opening import Address, Opening
+from serfer.api.entrypoints.serving import serve_models
 from serfer.settings import Settings
 from serfer.wiring.options import Choices
 opening = Opening(Choices("memory://", "inprocess", "push"))

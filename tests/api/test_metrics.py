@@ -4,12 +4,13 @@ from types import SimpleNamespace
 from unittest.mock import AsyncMock
 
 import pytest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from serfer import __version__
 from serfer.api.http.problems import Problem
-from serfer.api.observability.metrics import Metrics, outcome
+from serfer.api.observability.metrics import _SECONDS, Metrics, _Counter, _Histogram, _observe, outcome
 from serfer.api.observability.telemetry import Telemetry
 from serfer.api.service import ServiceResult
 from serfer.core.errors import (
@@ -171,3 +172,18 @@ class TestScrape:
     def test_build_info_names_the_served_plan(self, http):
         builds = [set(labels) for name, *labels in scraped(http) if name == "serfer_build_info"]
         assert builds == [{__version__, "small", "digest"}]
+
+
+def test_series_are_those_of_prometheus_clients_own():
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    counter = _Counter(ours, "a", "A.", ["x", "y"])
+    histogram = _Histogram(ours, "b", "B.", ["x"])
+    own = Counter("a", "A.", ["x", "y"], registry=theirs)
+    buckets = Histogram("b", "B.", ["x"], registry=theirs, buckets=_SECONDS)
+    for number, seconds in enumerate([0.0, 0.005, 0.0051, 1.0, 60.0, 60.1, 1e9]):
+        counter.of["1", str(number % 2)] += seconds
+        own.labels("1", str(number % 2)).inc(seconds)
+        _observe((histogram.of[(str(number % 3),)], seconds))
+        buckets.labels(str(number % 3)).observe(seconds)
+    lines = [line for line in generate_latest(theirs).decode().splitlines() if "_created" not in line]
+    assert generate_latest(ours).decode().splitlines() == lines

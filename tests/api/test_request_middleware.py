@@ -7,6 +7,7 @@ from fastapi.responses import HTMLResponse
 from starlette.requests import ClientDisconnect, Request
 
 from serfer.api.admission import Bytes
+from serfer.api.http.problems import problem_of, problem_response
 from serfer.api.http.request_middleware import RequestMiddleware
 from serfer.api.observability.telemetry import Telemetry
 
@@ -16,6 +17,10 @@ CAREFUL = {
     "x-frame-options": "DENY",
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
 }
+
+
+async def respond(request, error):
+    return problem_response(problem_of(error), request)
 
 
 @pytest.fixture
@@ -40,7 +45,7 @@ def app(metrics):
     async def gone():
         raise ClientDisconnect
 
-    app.add_middleware(RequestMiddleware, telemetry=Telemetry(metrics), budget=Bytes(1000))
+    app.add_middleware(RequestMiddleware, telemetry=Telemetry(metrics), budget=Bytes(1000), respond=respond)
     return app
 
 
@@ -53,7 +58,6 @@ class Response:
 
 
 def ask(app, path, method="GET", headers=(), body=b"", **scope):
-    """Send a request as a server does, bytes and all."""
     messages, sent = [], iter([{"type": "http.request", "body": body}, {"type": "http.disconnect"}])
 
     async def receive():
@@ -93,8 +97,7 @@ class TestArrival:
 
     @pytest.mark.parametrize("value", [b"", b"t=", b"t=1", b"1790000000000", b"t=-000000000001", b"t=1.790000000e12"])
     def test_an_invalid_arrival_time_is_ignored(self, waited_s, value):
-        assert waited_s(value) < 30
-        assert waited_s() < 30
+        assert max(waited_s(value), waited_s()) < 30
 
 
 class TestRequestId:
@@ -106,13 +109,11 @@ class TestRequestId:
     @pytest.mark.parametrize("bad", [b"", b"two words", b"x" * 65, b"line\nbreak", "ä".encode(), b"a\n"])
     def test_an_invalid_request_id_is_replaced(self, app, bad):
         request_id = ask(app, "/v1/things/x", headers=[(b"x-request-id", bad)]).headers["x-request-id"]
-        assert len(request_id) == 32
-        assert request_id.encode() != bad
+        assert (len(request_id), request_id.encode() == bad) == (32, False)
 
     def test_unrouted_requests_have_a_request_id_too(self, app):
         answer = ask(app, "/nowhere")
-        assert answer.status == 404
-        assert answer.headers["x-request-id"]
+        assert (answer.status, len(answer.headers["x-request-id"])) == (404, 32)
 
 
 class TestHeaders:
@@ -140,7 +141,7 @@ class TestBugs:
             await send({"type": "http.response.start", "status": 200, "headers": []})
             raise ValueError
 
-        answer = ask(RequestMiddleware(late, Telemetry(metrics), Bytes(1000)), "/x")
+        answer = ask(RequestMiddleware(late, Telemetry(metrics), Bytes(1000), respond), "/x")
         assert (answer.status, answer.body) == (200, b"")
         assert lines()[0]["error"] == "ValueError"
 
@@ -157,7 +158,7 @@ class TestAccounts:
             await send({"type": "http.response.body", "body": b"ab", "more_body": True})
             await send({"type": "http.response.body", "body": b"c"})
 
-        ask(RequestMiddleware(reader, Telemetry(metrics), Bytes(1000)), "/x", body=b"12345")
+        ask(RequestMiddleware(reader, Telemetry(metrics), Bytes(1000), respond), "/x", body=b"12345")
         assert (lines()[0]["bytes_in"], lines()[0]["bytes_out"]) == (5, 3)
         assert metrics.registry.get_sample_value("serfer_http_request_bytes_total", {"route": "other"}) == 5.0
 
@@ -178,5 +179,7 @@ class TestAccounts:
         async def other(scope, receive, send):  # noqa: ARG001 - an application
             seen.append(scope["type"])
 
-        asyncio.run(RequestMiddleware(other, Telemetry(metrics), Bytes(1000))({"type": "lifespan"}, None, None))
+        asyncio.run(
+            RequestMiddleware(other, Telemetry(metrics), Bytes(1000), respond)({"type": "lifespan"}, None, None)
+        )
         assert seen == ["lifespan"]

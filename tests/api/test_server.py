@@ -1,4 +1,3 @@
-import asyncio
 import http.client
 import os
 import re
@@ -11,8 +10,8 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from serfer.api.http.server import serve
 from serfer.core.errors import UnavailableError
+from serfer.local.server import listen
 from tests.e2e.conftest import eventually
 
 PATIENCE = 30.0
@@ -20,6 +19,7 @@ MAIN = """
 import asyncio, signal, socket, sys
 from serfer.api.http.protocol import LimitedProtocol
 from serfer.api.http.server import serve
+from serfer.local.server import listen
 from serfer.pipeline.event_loop import run
 
 class Watched(LimitedProtocol):
@@ -29,7 +29,7 @@ class Watched(LimitedProtocol):
         state["nodelay"] = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 sys.modules["serfer.api.http.server"].limited_protocol = lambda *_: Watched
-state, released = {"ready": True}, asyncio.Event()
+state, released, passed_on = {"ready": True}, asyncio.Event(), [0]
 
 async def disconnected(receive):
     while (await receive())["type"] != "http.disconnect":
@@ -45,6 +45,8 @@ async def app(scope, receive, send):
         print("waiting", flush=True)
         gone = asyncio.create_task(disconnected(receive))
         await asyncio.wait({gone, asyncio.create_task(released.wait())}, return_when=asyncio.FIRST_COMPLETED)
+    if scope["path"] == "/passed-on":
+        passed_on[0] += 1
     if scope["path"] == "/release":
         released.set()
     ready = state["ready"] or scope["path"] != "/readyz"
@@ -59,13 +61,13 @@ def terminated(*_):
 signal.signal(signal.SIGTERM, terminated)
 run(serve(
     app,
-    host="127.0.0.1",
-    port=0,
+    listener=listen("127.0.0.1", 0),
     header_timeout_s=5.0,
     connections_each=100,
     drain_s=float(sys.argv[1]),
     on_drain=lambda: state.update(ready=False),
     on_started=lambda url: print(url, flush=True),
+    passed_on=passed_on,
 ))
 print("returned", signal.getsignal(signal.SIGTERM) is terminated, flush=True)
 """
@@ -169,22 +171,41 @@ def test_a_second_signal_aborts_running_requests():
             running.getresponse()
 
 
+@pytest.mark.killed
+@pytest.mark.parametrize("first", [("own", "parent's"), ("parent's", "own"), ("parent's",)])
+@pytest.mark.parametrize("second", ["own", "parent's"])
+def test_a_signal_to_all_processes_counts_once_though_the_parent_passes_it_on(first, second):
+    with serving(600.0) as server, waiting(server) as running:
+
+        def send(source):
+            if source == "parent's":
+                assert server.status("/passed-on") == 200
+            server.process.send_signal(signal.SIGTERM)
+
+        for source in first:
+            send(source)
+            eventually(lambda: server.status("/readyz") == 503, "it drains")
+            assert server.status("/readyz") == 503  # the signal before has been counted, and has not cut off
+        assert select.select([running.sock], [], [], 0) == ([], [], []), "what runs was cut off"
+        send(second)
+        if first == ("parent's",) and second == "own":  # its own of the first signal
+            assert server.status("/release") == 200
+            assert running.getresponse().status == 200
+        else:
+            assert server.says() == "ended"
+            with pytest.raises((http.client.HTTPException, OSError)):
+                running.getresponse()
+
+
 def test_address_that_cannot_be_had_is_named():
-    async def app(*_):
-        raise AssertionError
-
-    def start(host, port):
-        nothing = {"header_timeout_s": 1.0, "connections_each": 9, "drain_s": 0.0, "on_drain": lambda: None}
-        asyncio.run(serve(app, host=host, port=port, on_started=print, **nothing))
-
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(UnavailableError, match=f"--port {port} is taken"):
-            start("127.0.0.1", port)
+            listen("127.0.0.1", port)
     with pytest.raises(UnavailableError, match=r"--host 192\.0\.2\.1 --port 0: cannot listen there"):
-        start("192.0.2.1", 0)
+        listen("192.0.2.1", 0)
     with pytest.raises(UnavailableError, match="--host 'not a host' is not an address"):
-        start("not a host", 0)
+        listen("not a host", 0)
 
 
 @pytest.mark.parametrize(("trusted", "client"), [("127.0.0.0/8", "8.8.8.8"), ("10.0.0.0/16", "127.0.0.1")])

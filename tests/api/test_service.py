@@ -25,7 +25,7 @@ class Pipeline:
         self.begun, self.started, self.health_looks = [], [], []
         self.next_health = Health()
 
-    target, plan = None, SimpleNamespace(classifies=True)
+    target, plan, in_threads = None, SimpleNamespace(classifies=True), False
     recipe = SimpleNamespace(shape=SimpleNamespace(elements=1))
 
     async def answer(self, _pixels, *, deadline_s, context, **_):
@@ -77,8 +77,8 @@ class NoDecoders:
         return DecodedImages(images, 0.0, 0.0, ((1, 1),) * len(images))
 
 
-def query(deadline_s=60.0, client="a"):
-    return ServiceQuery("m", time.monotonic() + deadline_s, deadline_s, RequestContext("request-1"), client)
+def query(deadline_s=60.0, client="a", held=None):
+    return ServiceQuery("m", time.monotonic() + deadline_s, deadline_s, RequestContext("request-1"), client, None, held)
 
 
 @pytest.fixture
@@ -185,15 +185,17 @@ class TestQueries:
         assert len(observed.failures) == 1
 
     async def test_decoded_pixels_count_with_the_bytes_that_requests_hold(self, service, pipeline):
-        service.admission.bytes.most = 1
-        first = classify(service)
-        await pipeline.begin()
-        with pytest.raises(Problem, match="hold all the memory"):
-            await classify(service)
-        assert service.admission.queries.count == 1
-        await pipeline.end_all(1)
-        await first
-        assert (service.admission.bytes.held, service.admission.queries.count) == (0, 0)
+        budget = service.admission.bytes
+        budget.most = 1
+        with budget.hold("a") as held:
+            first = classify(service, held=held)
+            await pipeline.begin()
+            with pytest.raises(Problem, match="hold all the memory"):
+                await classify(service, held=budget.hold("b"))
+            assert service.admission.queries.count == 1
+            await pipeline.end_all(1)
+            await first
+        assert (budget.held, service.admission.queries.count) == (0, 0)
 
     async def test_a_passed_deadline_is_a_deadline_error(self, service, pipeline):
         for deadline_s in (0.0, -1.0):

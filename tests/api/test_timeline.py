@@ -24,7 +24,7 @@ def served(*events):
     assert run.finished
     answer = Answer("q", 10.0, events[-1][0], run.stages, [], [0, 0], Overheads())
     report = make_report(GANG, answer, [], 0.1, FACTS)
-    return ServiceResult(Result(None, report, 1, answer, (9.99, 10.0), events[-1][0]), 10.0, 0.0)
+    return ServiceResult(Result(None, report, answer, (9.99, 10.0), events[-1][0]), 10.0, 0.0)
 
 
 FIRST, SECOND = member((1, 0, 20, 2), (12, 10, 5, 3), init_ms=4), member((1, 0, 30, 2))
@@ -66,8 +66,9 @@ def test_a_member_that_failed_and_was_retried_is_there_twice_in_the_first_stage_
 
 def test_spans_of_a_members_stages_hang_under_its_task(tracing, exporter):
     result = served(*STARTED, (10.035, TaskDone(0, 1, 0, SECOND)), (10.061, TaskDone(0, 0, 0, FIRST)))
-    with tracing.request({"headers": [], "method": "POST"}):
-        tracing.answered("small", result)
+    begun = tracing.begin({"headers": [], "method": "POST"})
+    tracing.answered("small", result)
+    tracing.end(begun, "POST", None, 200, "id")
     known = {span.context.span_id: span for span in exporter.get_finished_spans()}
     tree = [
         (span.name, known[span.parent.span_id].name, span.attributes.get("serfer.wait_ms"))

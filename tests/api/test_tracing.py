@@ -105,8 +105,9 @@ def test_every_attempt_of_a_task_has_a_span(tracing, exporter):
     report = SimpleNamespace(plan="digest", target="serverless", stages=[SimpleNamespace(grid="1x1")], **counts)
     answer = SimpleNamespace(query="q", stages=[run], ended=1.9)
     result = SimpleNamespace(report=report, answer=answer, split=(0.9, 1.0), answered=2.0)
-    with tracing.request({"headers": [], "method": "POST"}):
-        tracing.answered("small", ServiceResult(result, 0.8, 0.1))
+    begun = tracing.begin({"headers": [], "method": "POST"})
+    tracing.answered("small", ServiceResult(result, 0.8, 0.1))
+    tracing.end(begun, "POST", None, 200, "id")
     tasks = [span for span in exporter.get_finished_spans() if span.name == "task 0"]
     assert [task.attributes["serfer.outcome"] for task in tasks] == ["throttled", "given up", "answered"]
     assert [task.status.status_code for task in tasks] == [StatusCode.ERROR, StatusCode.UNSET, StatusCode.UNSET]
@@ -135,8 +136,7 @@ assert not [name for name in sys.modules if name.startswith(("opentelemetry.sdk"
             for variable, value in known.items():
                 monkeypatch.setenv(variable, value)
             tracing = open_tracing()
-            with tracing.request({"headers": [], "method": "GET"}) as span:
-                tracing.responded(span, "GET", "/x", 200, "id")
+            tracing.end(tracing.begin({"headers": [], "method": "GET"}), "GET", "/x", 200, "id")
             tracing.close()
         [taken] = collector.requests
         assert (taken.method, taken.path) == ("POST", "/v1/traces")
@@ -147,6 +147,5 @@ assert not [name for name in sys.modules if name.startswith(("opentelemetry.sdk"
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
         tracing = open_tracing()
-        with tracing.request({"headers": [], "method": "GET"}):
-            pass
+        tracing.end(tracing.begin({"headers": [], "method": "GET"}), "GET", None, 200, "id")
         tracing.close()

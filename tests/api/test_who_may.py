@@ -108,7 +108,6 @@ def _request(rule):
 
 
 def _rules_of(app):
-    """Return "METHOD PATH" of every route of an application."""
     return {f"{method} {route.path}" for route in ROUTES(app.routes) for method in route.methods or ()}
 
 

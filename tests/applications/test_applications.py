@@ -125,7 +125,6 @@ def driver(registry, store):
 
 @pytest.fixture
 def clocked(registry, store):
-    """Return a driver without canaries, and its clock."""
     clock = Clock()
     return Driver(registry, store, clock=clock, canaries=False), clock
 

@@ -90,6 +90,5 @@ def test_a_driver_that_leaves_during_an_exchange_leaves_nothing(coordination):
 )
 def test_a_record_that_is_not_sound_is_replaced(coordination, value):
     assert coordination.compare_and_set(KEY, None, value, 60.0)
-    one = Exchange(coordination, "faces", "one", Clock())
-    assert one.exchange(entry("one")) == ()
+    assert Exchange(coordination, "faces", "one", Clock()).exchange(entry("one")) == ()
     assert len(kept(coordination)) == 1

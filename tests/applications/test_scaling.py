@@ -131,8 +131,7 @@ async def test_load_starts_an_instance_and_loads_a_variant_and_its_end_stops_it(
     assert drivers.loaded == {"faces:b1"}
     assert one._instances.urls
     drivers.pipelines["a"].use_places.assert_called_with(one._instances.urls)
-    scaled = drivers.served["a"].scaled
-    assert scaled.desired == {"b1": 1}
+    assert drivers.served["a"].scaled.desired == {"b1": 1}
     await drivers.step(30)
     assert drivers.provisioner.there == {}
     assert one._instances.urls == ()

@@ -9,7 +9,6 @@ from serfer.cli.main import app
 
 
 def run(*words):
-    """Return the result of a command that ends well."""
     result = CliRunner().invoke(app, [*map(str, words)])
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -18,7 +17,6 @@ def run(*words):
 
 
 def rows(*words):
-    """Return the lines that a command prints with --json."""
     return [json.loads(line) for line in run(*words, "--json").stdout.splitlines()]
 
 

@@ -29,7 +29,7 @@ def test_parts_of_functions_and_of_a_first_answer(single, settings):
         rows, dropped = measure(bench, rounds=1)
     assert dropped == page_cache.FILES
     ms = {(row.function, row.part): row.ms for row in rows}
-    imported = {"process", "runtime", "own code", "numpy", "onnxruntime", "store client", "plan"}
+    imported = {"process", "runtime", "own code", "numpy", "onnxruntime", "plan"}
     started = {"graphs", "sessions", "run", "task", "response", "weights", "store"}
     parts = {part: value for (name, part), value in ms.items() if name == "0.0" and part in imported | started}
     assert {*parts} == imported | started

@@ -20,7 +20,6 @@ bench = partial(run, "bench")
 
 
 def burst(directory, queries, *options):
-    """Return the rounds of a burst in one round of each system."""
     options = ("--plan", directory, "--queries", queries, "--rounds", 1, *options)
     return rows("bench", "burst", *options)[0]["rounds"]
 

@@ -12,14 +12,16 @@ import rasterio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serfer.core.errors import WrongAnswerError
+from serfer.core.errors import UnavailableError
 from serfer_bench.mapping.command import measure, results
-from serfer_bench.mapping.images import compare, normalised, strip, write_image
+from serfer_bench.mapping.engines import _maps
+from serfer_bench.mapping.images import normalised, strip, write_image
 from serfer_bench.mapping.page import read, write_page
 from serfer_bench.mapping.page_ways import PREPROCESS, blended, sliced, starts
+from serfer_bench.mapping.runs import MapRun
 from serfer_bench.mapping.text_boxes import fates, merged, text_boxes
+from tests.bench.running import run
 from tests.package_networks import RAPIDOCR, unpacked
-from tests.raster.files import UTM, WHERE, write
 
 
 def test_the_generated_image_is_the_same_however_large_it_is(tmp_path):
@@ -29,34 +31,27 @@ def test_the_generated_image_is_the_same_however_large_it_is(tmp_path):
         assert dataset.crs is not None
 
 
-def test_results_are_compared_by_value_class_and_georeference(tmp_path):
-    values = np.random.default_rng(0).standard_normal((3, 600, 40)).astype(np.float32)
-    one = write(tmp_path / "one.tif", values, crs=UTM, transform=WHERE)
-    assert compare(one, one).error == compare(one, one).differs == 0
-    best = values[:, 550, 7].argmax()
-    changed = values.copy()
-    changed[best, 550, 7] = values.min()
-    other = compare(write(tmp_path / "other.tif", changed, crs=UTM, transform=WHERE), one)
-    assert other.differs == other.clear == 1 / (600 * 40)
-    assert other.error == pytest.approx((values[best, 550, 7] - values.min()) / np.ptp(values), rel=1e-5)
-    moved = write(tmp_path / "moved.tif", values, crs=UTM, transform=WHERE @ rasterio.Affine.translation(1, 0))
-    with pytest.raises(WrongAnswerError, match="another transform"):
-        compare(moved, one)
-
-
-@pytest.mark.killed
 @pytest.mark.weekly
-def test_a_small_image_is_mapped_killed_and_compared(tmp_path):
-    options = {"width": 4, "scores": True, "whole": True, "kills": 1, "rounds": 1, "sample": 4}
-    measured = measure((608, 800), [64, 80], tmp_path, progress=lambda _: None, **options)
-    assert [each.window for each in measured.maps] == [64, 80]
-    assert all(each.driver_bytes > each.overlap > 0 for each in measured.maps)
-    assert all(each.processor_ratio > 1 for each in measured.maps), "the map computes what is timed alone, and more"
-    assert measured.windows_differ.error <= 1e-5 >= measured.whole_differs.error
-    assert measured.windows_differ.clear == measured.whole_differs.clear == 0
-    assert measured.kills.same_bytes
-    assert measured.kills.resumed == measured.kills.kept[-1] > 0
-    assert "the same bytes" in results(measured).text()
+def test_a_small_image_is_mapped_beside_its_multiply_accumulates(tmp_path):
+    options = {"width": 4, "scores": True, "rounds": 1, "sample": 4}
+    maps = measure((608, 800), [64, 80], tmp_path, progress=lambda _: None, **options)
+    assert [each.window for each in maps] == [64, 80]
+    assert all(each.driver_bytes > each.overlap > 0 for each in maps)
+    assert all(each.processor_ratio > 1 for each in maps), "the map computes what is timed alone, and more"
+    assert "Windows of 80" in results(maps).text()
+
+
+def test_engines_without_their_packages_are_named(monkeypatch):
+    monkeypatch.setattr("serfer_bench.mapping.engines.find_spec", lambda _: None)
+    with pytest.raises(UnavailableError, match="install distributed ray"):
+        run("bench", "maps", "engines", "--side", 128)
+
+
+def test_maps_of_engines_are_compared_beyond_their_starts():
+    starts = {name: MapRun({}, 4.0, 2.0, 0, 0, 0) for name in ("serfer map", "ray")}
+    own, other = MapRun({"windows": 9}, 14.0, 12.0, 7, 0, 0), MapRun({}, 19.0, 14.0, 8, 0, 0)
+    _, row = _maps(512, starts, [{"serfer map": own, "ray": other}])
+    assert (row.ratio, row.processor_ratio, row.driver_bytes, row.windows) == (1.5, 1.2, 8, 9)
 
 
 SIZE = (640, 480)

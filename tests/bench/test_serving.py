@@ -141,8 +141,8 @@ HERE = Path(serfer.__file__).parent
 @pytest.mark.parametrize(
     ("file", "part"),
     [
-        ("/venv/lib/python3.11/site-packages/h11/_connection.py", "uvicorn and h11"),
-        (f"{HERE}/api/http/protocol.py", "uvicorn and h11"),
+        ("/venv/lib/python3.11/site-packages/uvicorn/config.py", "HTTP"),
+        (f"{HERE}/api/http/protocol.py", "HTTP"),
         (f"{HERE}/api/decoding/decoders.py", "handing images to the decoder's process"),
         (f"{HERE}/api/http/body.py", "our routes and middleware"),
         (f"{HERE}/drivers/lambda_http.py", "the client of Lambda"),

@@ -165,7 +165,6 @@ class TestCounts:
 
 
 def _calls(store, name):
-    """Return how often a Redis server has got a command."""
     lines = store.execute([("INFO", "commandstats")])[0].decode().splitlines()
     return next((int(line.partition("calls=")[2].split(",")[0]) for line in lines if f"_{name}:" in line), 0)
 

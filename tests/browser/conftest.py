@@ -39,7 +39,6 @@ def serve(plans):
 
 @pytest.fixture(scope="session")
 def url(serve):
-    """The page of a service that anybody may ask."""
     with running(serve()) as url:
         yield f"{url}/"
 
@@ -55,7 +54,6 @@ def keyed(serve, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def picture(tmp_path_factory):
-    """The path of a small PNG, wider than high."""
     path = tmp_path_factory.mktemp("picture") / "noise.png"
     path.write_bytes(png(60, 40))
     return path

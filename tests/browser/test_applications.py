@@ -30,7 +30,6 @@ def registry_url(tmp_path_factory):
 
 @contextmanager
 def served(registry_url, cache, models=None):
-    """Serve the application, and models beside it."""
     service = open_service(registry_url, cache, models=models)
     with running(make_app(service, Settings())) as url:
         yield f"{url}/", service
@@ -53,7 +52,6 @@ def chosen(opened, faces_url, picture):
 
 
 def ask(page, **fields):
-    """Fill objectives in, or choose the variant, and ask."""
     for field, value in fields.items():
         box = page.locator(f"#{field}")
         box.select_option(value) if field == "variant" else box.fill(value)

@@ -1,9 +1,18 @@
 from types import SimpleNamespace
 
+import onnx
 import pytest
 
 from serfer.cli.main import app
 from serfer.cli.shared.terminal import _exit_code, _Interrupt
+from tests.e2e.small import small_onnx
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("network") / "small.onnx"
+    onnx.save(small_onnx(), path)
+    return path
 
 
 @pytest.fixture

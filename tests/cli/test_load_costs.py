@@ -7,7 +7,6 @@ from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 from typer.testing import CliRunner
 
@@ -23,7 +22,7 @@ from serfer.cost.loads.steps import silent
 from serfer.cost.loads.trace import Trace
 from serfer.cost.ways import Serving
 from serfer.plan_directory import load_plan
-from tests.e2e.small import small_onnx, split_small
+from tests.e2e.small import split_small
 from tests.study.sim.worlds import scenario
 
 NOON = 1_795_608_000  # 2026-11-25 12:00 UTC
@@ -31,13 +30,6 @@ MONTH_S = 730 * 3600
 GB_S = 0.0000166667  # dollars
 REQUEST = 0.20e-6
 SCENARIOS = Path(__file__).parents[2] / "examples" / "scenarios"
-
-
-@pytest.fixture(scope="module")
-def file(tmp_path_factory):
-    path = tmp_path_factory.mktemp("network") / "small.onnx"
-    onnx.save(small_onnx(), path)
-    return path
 
 
 @pytest.fixture(scope="module")

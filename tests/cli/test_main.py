@@ -13,7 +13,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from serfer.api.entrypoints.serving import Address
+from serfer.api.entrypoints import serving
+from serfer.api.entrypoints.opening import Address
 from serfer.cli import serve
 from serfer.cli.main import COMMANDS, PANELS
 from serfer.cli.shared import options as cli_options
@@ -221,17 +222,16 @@ def test_the_line_of_the_present_step_goes_when_the_service_is_ready(monkeypatch
         shown.append("answers queries")
 
     monkeypatch.setattr(serve, "status_line", status_line)
-    monkeypatch.setattr(serve, "serve_models", serve_models)
+    monkeypatch.setattr(serving, "serve_models", serve_models)
     monkeypatch.setattr(serve, "start_log", lambda *_: None)
-    opening = SimpleNamespace(choices=SimpleNamespace(driver="stepfunctions"), applications=None)
-    serve._serve_alone(Address("127.0.0.1", 8000), {}, opening, Settings(), as_json=True)
+    opening = SimpleNamespace(choices=SimpleNamespace(driver="stepfunctions", workers="aws"), applications=None)
+    serve._serve_here(Address("127.0.0.1", 8000), {}, opening, Settings(), as_json=True)
     assert shown == ["starting workers", "ended", "answers queries"]
 
 
 class TestBugs:
     @pytest.fixture
     def broken(self, serfer, monkeypatch):
-        """Run a command, which doctor's is where it is to have a bug."""
         monkeypatch.setattr("serfer.doctor.machine.examine", Mock(side_effect=KeyError("no\nsuch column")))
         return serfer
 

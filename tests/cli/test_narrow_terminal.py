@@ -9,9 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
+from rich.spinner import Spinner
+from rich.status import Status
 
-from serfer.cli.shared.display import Table
-from serfer.cli.shared.terminal import out
+from serfer.cli.shared.display import Table, styled
+from serfer.cli.shared.options import status_line
+from serfer.cli.shared.terminal import err, out
 from serfer.registry import open_registry
 from tests.e2e.small import split_small
 from tests.registry.records import application, network
@@ -50,6 +53,17 @@ def test_only_one_module_makes_tables():
         if re.search(r"\brich\.(table|columns)\b", path.read_text(encoding="utf-8"))
     ]
     assert [str(path) for path in found] == ["serfer/cli/shared/display.py"]
+
+
+@pytest.mark.parametrize("text", ["http://[fd00::1]:1", "[/x]", "[bold]b[/]", ":cat:"])
+def test_text_from_outside_is_printed_as_it_is(text, capsys, monkeypatch):
+    for console in (out, err):
+        console.print(styled(text), text)
+    assert [*capsys.readouterr()] == [f"{text} {text}\n"] * 2
+    monkeypatch.setattr(Status, "update", lambda _, shown: out.print(Spinner("dots", shown).text))
+    with status_line() as progress:
+        progress(text)
+    assert capsys.readouterr().out == f"{text}\n"
 
 
 @pytest.fixture(scope="module")

@@ -4,13 +4,12 @@ import json
 import re
 from dataclasses import replace
 
-import onnx
 import pytest
 from typer.testing import CliRunner
 
 from serfer.cli.main import app
 from serfer.cli.shared.plan_summary import chosen_line, figures_line, idle_line, in_cache, next_line, others_line
-from serfer.cli.shared.service_options import ask_line
+from serfer.cli.shared.service_options import ask_line, served_models
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.costs.pricing import Circumstances, price
 from serfer.core.plan import AS_IS, PARTLY_TIMED, Alternative, Operator, sealed
@@ -18,8 +17,9 @@ from serfer.plan_directory import load_plan, write_plan
 from serfer.sam.cost.fixed import fixed_costs
 from serfer.sam.template.template import make_template
 from tests.core.plans import small_plan
-from tests.e2e.small import SIZE, small_onnx
+from tests.e2e.small import SIZE
 from tests.sam import builds
+from tests.test_recorded_plans import PLANS
 
 SPLIT = "2x1 at 1769 MB, then 1 at 1769 MB"
 WHOLE = "one function of 1769 MB"
@@ -57,6 +57,8 @@ def test_a_split_network_says_how_many_invocations_a_query_pays_for():
     one = replace(plan.alternatives[0], stages="a gang of 9 stages on 2x1 at 1769 MB", tasks=2)
     line = chosen_line(replace(plan, alternatives=(one,)))
     assert line == "small net is split into a gang of 9 stages on 2x1 at 1769 MB: 2 invocations a query"
+    told = CliRunner().invoke(app, ["explain", str(PLANS / "gang")]).stdout
+    assert "5 tasks a query in 3 stages, by 2 invocations\n" in told
     long = replace(one, stages=", then ".join(["2x2 at 1769 MB"] * 12), tasks=40)
     assert (
         chosen_line(replace(plan, alternatives=(long,))) == "small net is split into 2 stages: 40 invocations a query"
@@ -160,17 +162,19 @@ def test_a_plan_is_summed_up_when_it_is_made_and_not_when_it_is_found(tmp_path, 
     assert capsys.readouterr().err == ""
 
 
-@pytest.fixture(scope="module")
-def file(tmp_path_factory):
-    path = tmp_path_factory.mktemp("network") / "small.onnx"
-    onnx.save(small_onnx(), path)
-    return path
-
-
 def split(*arguments):
     result = CliRunner().invoke(app, ["split", *map(str, arguments)])
     assert result.exit_code == 0, result.output
     return result
+
+
+def test_a_service_names_its_price_and_a_request_that_it_answers_every_time(file, tmp_path, capsys):
+    for _ in range(2):
+        (plan,) = served_models((), (), [str(file)]).values()
+        assert " ms warm, " in capsys.readouterr().err
+    assert re.search("/v1/predict'.* # .*network's numbers: --output softmax$", ask_line("http://x", [plan]))
+    write_plan(sealed(replace(load_plan(plan), activation="softmax")), tmp_path)
+    assert re.search("-H 'X-API-Key: .*/v1/classify'", ask_line("http://x", [tmp_path], keyed=True))
 
 
 def test_split_prints_four_lines_and_explain_the_rest(file, tmp_path):
@@ -201,7 +205,6 @@ def test_what_nothing_says_of_images_is_assumed_as_serve_assumes_it(file, tmp_pa
             f"serfer: assumed: images of small are stretched to {SIZE} x {SIZE} pixels, RGB, their values times 1/255; "
             "preprocess=FILE.toml says what is right (docs/how-to/preprocess.md)\n"
         )
-        assert ask_line("http://x", [tmp_path / "plan"]).endswith("classes, --output softmax makes scores of logits")
         given = split(file, "--out", tmp_path / "given", "--preprocess", stretched, *options)
         assert f"{SIZE} x {SIZE} pixels" in given.stderr
         assert "assumed" not in given.stderr

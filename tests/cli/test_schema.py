@@ -1,6 +1,7 @@
 """Commands made of a dataclass: a line wins over `--set`, this over variables, and these over the file."""
 
 import json
+import logging
 import re
 from importlib import import_module
 from types import SimpleNamespace
@@ -196,8 +197,8 @@ def test_drivers_get_what_the_balancer_was_given(called):
 
 
 def test_a_balancer_prints_a_request_that_any_network_answers(capsys):
-    _print_ready(None, {"url": "http://a:1"})
-    assert "'http://a:1/v1/predict' " in capsys.readouterr().out
+    _print_ready(None, {"url": "http://[fd00::1]:1"})
+    assert "'http://[fd00::1]:1/v1/predict' " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("name", "setting"), [("serve", "results"), ("serve", "keys_file"), ("instance", "keys_file")])
@@ -300,10 +301,13 @@ def test_error_says_of_an_option_that_it_names_that_it_is_a_key(folder, serfer):
 
 def test_a_functions_line_has_its_own_level_on_a_terminal(capfd, monkeypatch):
     monkeypatch.setattr("serfer.cli.balanced.err", SimpleNamespace(is_terminal=True))
-    lines = _Lines()
+    lines = _Lines("info")
     lines.of_a_function('net-0: {"level": "ERROR", "message": "task failed", "traceback": 5}')
     lines.of_a_function("net-0: as it is")
-    lines.flush()
+    handlers = logging.getLogger("serfer").handlers
+    before = len(handlers)
+    lines.close()
+    assert len(handlers) == before - 1  # its own, whose descriptor is closed
     failed, plain = capfd.readouterr().err.splitlines()
     assert (failed.split()[1:5], plain.split()[1]) == (["ERROR", "function", "task", "failed"], "INFO")
     assert "stack=5" in failed

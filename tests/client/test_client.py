@@ -67,8 +67,6 @@ PROGRESS = {"name": "stage-0", "tasks": 4, "done": 1, "started_ms": 1.0, "ended_
 
 
 class Time:
-    """A clock that only waiting moves."""
-
     def __init__(self):
         self.now = 0.0
         self.waits = []

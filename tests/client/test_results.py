@@ -31,7 +31,6 @@ def output(name, array, **parameters):
 
 
 def document(**more):
-    """Return what a service says of a result with two outputs."""
     said = {"result": ID, "result_location": f"/v2/results/{ID}", "result_expires": 1_700_003_600}
     outputs = [
         output("scores", SCORES, result_zarr=f"{PLACE}/0"),

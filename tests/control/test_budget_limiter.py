@@ -181,5 +181,4 @@ def test_the_returned_wait_is_sufficient(usd):
         if limiter.allows(now, 0.05):
             limiter.pay(now, 0.05)
         if not limiter.allows(now, usd):
-            other = deepcopy(limiter)
-            assert other.allows(now + limiter.wait_s(now, usd), usd - 1e-9)
+            assert deepcopy(limiter).allows(now + limiter.wait_s(now, usd), usd - 1e-9)

@@ -28,7 +28,6 @@ def tables():
 
 
 def where(document, table):
-    """Return the table of that name; of the instances, the second."""
     return document["instance"][1] if table == "instance" else document[table] if table else document
 
 

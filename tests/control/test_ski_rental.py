@@ -78,8 +78,7 @@ def test_a_policy_resumes_with_running_instances():
     world = scenario(13.0)
     policy = SkiRental(world)
     policy.resume(fleet(3))
-    paid = at_once(world, policy, [(300, 2.5 * QPS)])
-    assert paid.on == [3] * 300
+    assert at_once(world, policy, [(300, 2.5 * QPS)]).on == [3] * 300
     assert policy.observe(seen(LONG - 1, 0.0)).total == 3
     assert policy.observe(seen(1, 0.0)).total == 0
     idle = SkiRental(world)

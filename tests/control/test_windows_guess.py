@@ -205,8 +205,7 @@ def test_an_instance_serves_after_its_boot():
 
 def test_a_changed_pattern_is_relearned():
     windows = taught(periodic(10, period=100) + periodic(25, period=60, before=0))
-    on = predictions(periodic(1, period=60, before=0), windows)
-    assert on[-BOOT_TICKS:] == [True] * BOOT_TICKS
+    assert predictions(periodic(1, period=60, before=0), windows)[-BOOT_TICKS:] == [True] * BOOT_TICKS
 
 
 MOST = 40

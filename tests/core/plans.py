@@ -105,7 +105,6 @@ def small_plan():
 
 
 def read_back(plan):
-    """Return a plan as its two files give it."""
     return with_explanation(parse_plan(dump_plan(plan)), dump_explanation(plan))
 
 

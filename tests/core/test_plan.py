@@ -45,7 +45,6 @@ def directory(tmp_path):
 
 
 def leaves(value, path=()):
-    """Yield the path of every scalar."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
     if items is None:
         yield path

@@ -659,8 +659,7 @@ def test_no_task_is_late_before_durations_are_known():
 
 @given(st.lists(st.floats(0.05, 10), min_size=20, max_size=200))
 def test_late_is_twice_the_ninth_decile(times):
-    late = learnt(times).late_after(0)
-    assert late == 2 * sorted(times)[int(0.9 * len(times))]
+    assert learnt(times).late_after(0) == 2 * sorted(times)[int(0.9 * len(times))]
     hedging = learnt(times)
     for _ in range(256):
         hedging.learn(0, 1.0)

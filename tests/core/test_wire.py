@@ -87,7 +87,7 @@ def sent(task):
 
 
 def plain_report(**changes):
-    value = {name: getattr(REPORT, name) for name in Report.__slots__}
+    value = {name: getattr(REPORT, name) for name in Report.__annotations__}
     return {**value, "counts": {"bytes_put": 1, "bytes_get": 2, "puts": 3, "gets": 4, "exists": 5}, **changes}
 
 
@@ -239,7 +239,7 @@ def test_a_task_with_one_malformed_field_is_refused_or_well_typed(place, value):
 
 @pytest.mark.hostile
 @settings(max_examples=60)
-@given(st.sampled_from([*Report.__slots__, "unknown"]), ANYTHING)
+@given(st.sampled_from([*Report.__annotations__, "unknown"]), ANYTHING)
 def test_a_report_with_one_malformed_field_is_refused_or_well_typed(name, value):
     try:
         report = decode_report(packed("report", plain_report(**{name: value})))
@@ -411,7 +411,7 @@ def test_every_output_and_input_of_a_query_has_its_own_key():
 
 @pytest.mark.parametrize("one_slot", [False, True])
 def test_the_writing_stage_is_read_from_a_key(one_slot):
-    query = query_id(QUERY, one_slot=one_slot)
+    query = check_query_id(query_id(one_slot=one_slot))
     assert [stage_of(output_key(query, stage, 12)) for stage in (0, 7, 15)] == [0, 7, 15]
     assert stage_of(input_key(query, 3)) == INPUT_STAGE
     assert stage_of(reply_key(query, 2, 0, 1)) is None

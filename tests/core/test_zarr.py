@@ -50,7 +50,6 @@ def files_of(array, values):
 
 
 def opened(files):
-    """Return what the zarr package makes of files."""
     from zarr.core.buffer import cpu  # noqa: PLC0415 - where 3.1 has it
 
     return zarr.open(MemoryStore({path: cpu.Buffer.from_bytes(data) for path, data in files.items()}), mode="r")

@@ -77,7 +77,7 @@ def test_the_size_of_dependencies_is_reported(tmp_path, monkeypatch):
 
 
 def test_dependencies_that_cannot_be_measured_are_a_line_not_a_traceback(tmp_path, monkeypatch):
-    for error in (UnavailableError("SERFER_CACHE_DIR: full"), importlib.metadata.PackageNotFoundError("redis")):
+    for error in (UnavailableError("SERFER_CACHE_DIR: full"), importlib.metadata.PackageNotFoundError("numpy")):
 
         def refuse(_settings, _progress, error=error):
             raise error

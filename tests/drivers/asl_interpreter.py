@@ -12,8 +12,6 @@ NO_RETRIER = {"States.Runtime", "States.DataLimitExceeded"}  # States.ALL does n
 
 
 class StateError(Exception):
-    """An error by its name, with its cause."""
-
     def __init__(self, name, cause=""):
         super().__init__(name, cause)
         self.name, self.cause = name, cause
@@ -120,7 +118,6 @@ def matches(rule, error):
 
 
 def placed(state, value, result):
-    """Put a result where ResultPath says."""
     path = state.get("ResultPath", "$")
     if path is None:
         return value
@@ -132,7 +129,6 @@ def placed(state, value, result):
 
 
 def fill(template, value, context):
-    """Fill a payload template in."""
     if isinstance(template, dict):
         return {
             name.removesuffix(".$"): read(inner, value, context) if name.endswith(".$") else fill(inner, value, context)

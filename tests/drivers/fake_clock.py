@@ -43,8 +43,6 @@ class FakeClock:
             timer.cancel()
 
     def run(self, main):
-        """Run a coroutine on this clock and return its result."""
-
         async def with_jumps():
             jumps = asyncio.create_task(self._jump())
             try:

@@ -40,7 +40,7 @@ from tests.drivers.plans import wide_plan
 from tests.sam.offered import findings
 
 VALIDATOR = Path(__file__).parents[1] / "asl" / "node_modules" / ".bin" / "asl-validator"
-QUERY = query_id("0123456789abcdef" * 2, one_slot=True)
+QUERY = query_id(one_slot=True)
 INPUT = {"query": QUERY, "batch": 3, "ttl": 180.5, "dtype": "float32"}
 SHAPES = {
     "one task": ((1,), None),

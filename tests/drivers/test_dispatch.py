@@ -21,7 +21,6 @@ def pending(number, *, age=0, batch=1, payload=0, answer=0, deadline=100.0):
 
 
 def batch_of(first, others, *, most=4, limit=1000, image_s=0.0, now=0.0):
-    """Return the ages of those that are one batch with `first`."""
     groups, terms = WaitingGroups(), BatchTerms(image_s, TERMS.rest_s)
     for one in [first, *others]:
         groups.join("tile", one, _batch_demand(one, terms))
@@ -74,21 +73,21 @@ DEMANDS = st.builds(
     st.builds(Bounds, st.integers(1, 8), st.integers(1, 8), st.just(100), st.sampled_from([0.0, 0.5, 3.0])),
 )
 def test_a_shared_invocation_is_as_large_as_its_bounds_allow(first, others, bounds):
-    now = 7.0
-    chosen = fill(first, others, bounds, now)
+    chosen = fill(first, others, bounds, 7.0)
     assert chosen == sorted(set(chosen))
     assert len(chosen) < bounds.tasks
-    total = first
+    members = [first]
     for place, other in enumerate(others):
-        fits = bounds.admit(total.plus(other), now) and sum(taken < place for taken in chosen) + 1 < bounds.tasks
+        fits = within(bounds, [*members, other], 7.0) and len(members) < bounds.tasks
         assert (place in chosen) == fits
-        total = total.plus(other) if fits else total
-    if chosen:
-        members = [first, *(others[place] for place in chosen)]
-        images = sum(one.images for one in members)
-        assert images <= bounds.images
-        assert max(sum(one.payload for one in members), sum(one.answer for one in members)) <= bounds.tensor_bytes
-        assert all(now + images * bounds.image_s <= one.latest for one in members)
+        members += [other] * fits
+
+
+def within(bounds, members, now):
+    images = sum(demand.images for demand in members)
+    most_bytes = max(sum(demand.payload for demand in members), sum(demand.answer for demand in members))
+    late = now + images * bounds.image_s > min(demand.latest for demand in members)
+    return images <= bounds.images and most_bytes <= bounds.tensor_bytes and not late
 
 
 @given(st.lists(DEMANDS, min_size=1, max_size=12), st.integers(1, 8), st.sampled_from([0.0, 0.5, 3.0]))
@@ -128,7 +127,6 @@ def connected(grid=(1, 1), macs=480, *, flat=True):
 
 
 def small_in_graph():
-    """Return a stage whose few weights stand in its graph."""
     stage, graph = connected(macs=16), replace(FULLY_CONNECTED, bytes=8)
     [function] = stage.functions
     function = replace(function, weights=replace(function.weights, bytes=0), graphs=(graph,))

@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from serfer.core.errors import StoreUnavailableError, UsageError
+from serfer.core.errors import StoreUnavailableError
 from serfer.core.keys import StoreCounts
 from serfer.core.run_machine import Failure, FailureKind
 from serfer.core.wire import Report, Task, TaskError
@@ -121,10 +121,3 @@ class TestShared:
 
         assert invoke_shared(handler, None) == [REPORT, REPORT]
         assert seen == [TASK, TASK]
-
-
-async def test_without_a_handler_of_events_none_can_be_started():
-    invoker = InProcessInvoker(lambda _: REPORT, 1)
-    with pytest.raises(UsageError, match="events"):
-        await invoker.start("f", TASK)
-    await invoker.close()

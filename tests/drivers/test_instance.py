@@ -46,7 +46,6 @@ def plan(directory):
 
 @pytest.fixture(scope="module")
 def url(directory):
-    """A service of one model, as a driver or an instance serves it."""
     with serfer.open(directory, store="memory://", workers="inprocess") as pipeline:
         service = Service({"small": pipeline.asynchronous}, Admission(4, 8), Observed())
         with running(make_app(service, Settings())) as address:

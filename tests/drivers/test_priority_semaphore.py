@@ -117,3 +117,16 @@ async def test_the_seconds_of_all_slots_in_use_are_counted():
     slots.release(3)
     clock.now = 100.0
     assert (slots.used, slots.slot_seconds()) == (0, (100.0, 50.0))
+
+
+async def test_a_waiter_that_gives_up_just_as_its_caller_ends_the_waiting_had_no_slot():
+    slots, turn = PrioritySemaphore(1), asyncio.get_running_loop().create_future()
+    assert await slots.acquire(0)
+    waiting = asyncio.create_task(slots.acquire(1, 1, turn))
+    await asyncio.sleep(0)
+    turn.set_result(False)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert (waiting.cancelled(), slots.used) == (True, 1)
+    slots.release()
+    assert slots.used == 0

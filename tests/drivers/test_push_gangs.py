@@ -105,7 +105,6 @@ def ask(workers, store, *, queries=1, deadline_s=PATIENCE, **settings):
 
 
 def once(failure, *, tile=1):
-    """Fail the first invocation of a member."""
     seen = set()
 
     async def script(task, _number):

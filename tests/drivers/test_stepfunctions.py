@@ -104,7 +104,6 @@ class Service:
         return encode_report(Report("e", 0.0, 1.0, 1.0, 1.0, 3.0, 1, 1, StoreCounts(puts=1), None))
 
     def execute(self, text):
-        """Run an execution to its end and return what is said of it."""
         with self.lock:
             self.queries.append(json.loads(text)["query"])
             self.under_way += 1
@@ -151,7 +150,6 @@ def driver(service, store, kind="standard", **settings):
 
 
 def ask(service, store, kind="standard", deadline_s=PATIENCE, clock=None, crops=CROPS):
-    """Run one query, close, and return the answer."""
     clock = clock or FakeClock()
 
     async def main():
@@ -167,7 +165,6 @@ def ask(service, store, kind="standard", deadline_s=PATIENCE, clock=None, crops=
 
 
 async def begin(store, kind="standard", *, queries=1, deadline_s=PATIENCE, **settings):
-    """Begin queries whose executions hang; return the service, the driver and the queries once one has reached it."""
     service = Service(store)
     service.hang.clear()
     engine = driver(service, store, kind, **settings)
@@ -221,7 +218,7 @@ def test_an_executions_output_makes_a_report_and_a_trace(store):
     assert last.result == answer.stages[1].tiles[2].report
     report = make_report(PLAN, answer, (), 1.0, shipped_aws().functions)
     assert (report.retries, report.store.puts, report.stages[1].tasks) == (2, 4 + sum(TILES), 3)
-    events = trace_events([("q", Result({}, report, 1, answer, (answer.started, answer.started), answer.ended))])
+    events = trace_events([("q", Result({}, report, answer, (answer.started, answer.started), answer.ended))])
     tasks = [event["args"] for event in events if event["name"].startswith("task ")]
     assert len(tasks) == sum(TILES) + 2
     assert (1, 2, 2) in [(task["serfer.stage"], task["serfer.tile"], task["serfer.attempt"]) for task in tasks]
@@ -336,7 +333,7 @@ def test_a_standard_execution_is_polled_until_it_has_ended(store):
         engine = driver(service, store, clock=clock)
         await engine.run(CROPS, 2, PATIENCE)
         await engine.close()
-        return engine.polls
+        return engine.executions.polls
 
     assert clock.run(asyncio.wait_for(main(), PATIENCE)) == 4
     expected_s = sum(stage.predicted_ms for stage in PLAN.stages) / 1000

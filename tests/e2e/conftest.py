@@ -134,7 +134,7 @@ def keys(url):
 
 @dataclass(frozen=True)
 class Process:
-    """A process as /proc shows it: a worker of a function of `stage`, the embedded store, or another part."""
+    """A process as /proc shows it: a worker of a function of `stage`, the embedded store, what serves, another part."""
 
     pid: int
     kind: str
@@ -149,12 +149,12 @@ def pids():
     return frozenset(entry.name for entry in Path("/proc").iterdir() if entry.name.isdigit())
 
 
-def eventually(condition, what, every=0.01):
-    """Wait, at most PATIENCE, until another process has made `condition()` true, and return what it gives.
+def eventually(condition, what, every=0.01, patience=PATIENCE):
+    """Wait, for so long at most, until another process has made `condition()` true, and return what it gives.
 
     It is looked at every so many seconds: less often where a look is a request.
     """
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + patience
     while not (value := condition()):
         assert time.monotonic() < deadline, f"never happened: {what}"
         time.sleep(every)
@@ -174,7 +174,6 @@ class Command:
         return self.process.pid
 
     def processes(self):
-        """Return what the command has started, orphans too."""
         found = []
         for pid in pids() - self.older - {str(self.pid)}:
             with suppress(OSError):
@@ -183,7 +182,8 @@ class Command:
                     name = Path(f"/proc/{pid}/cwd").readlink().name
                     found.append(Process(int(pid), "worker", int(name.split("-")[-3])))
                 elif self._inherited(pid):
-                    found.append(Process(int(pid), "redis" if b"/valkey-server" in words[0] else "part"))
+                    serves = "serving" if b"serfer.cli.started_process" in words else "part"
+                    found.append(Process(int(pid), "redis" if b"/valkey-server" in words[0] else serves))
         return found
 
     def _inherited(self, pid):
@@ -196,8 +196,6 @@ class Command:
         return Path(f"/proc/{pid}/fd/1").readlink().parent == self.places[0]
 
     def started(self, kind, stage=None):
-        """Wait for a process that the command starts, and return it."""
-
         def look():
             assert self.process.poll() is None, self.process.communicate()
             return next((one for one in self.processes() if (one.kind, one.stage) == (kind, stage)), None)

@@ -65,7 +65,6 @@ def suppressed_onnx(*, gathered):
 
 
 def split_detector(directory, **settings):
-    """Split the detector into `directory`/plan; return that path."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "detector.onnx"
     onnx.save(detector_onnx(), path)

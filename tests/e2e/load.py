@@ -86,4 +86,4 @@ class Load:
 
     async def until(self, look, what):
         """Look again and again until `look()` is true, and return what it gives."""
-        return await asyncio.to_thread(eventually, look, what, 0.1)
+        return await asyncio.to_thread(eventually, look, what, 0.1, 3 * PATIENCE)  # less than the suite's own limit

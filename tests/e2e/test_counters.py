@@ -19,9 +19,9 @@ from serfer.core.exactness import difference
 from serfer.core.keys import StoreCounts
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
-from serfer.storage.wrapping import CountingStore
 from tests.e2e.gangs import images, split_gang
 from tests.e2e.small import CLASSES, SIZE, batch, split_small
+from tests.support.counting_store import CountingStore
 
 MANY = [(3, 3), (3, 3), (1, 1)]
 """More graphs than the sixteen sessions that workers once kept."""

@@ -161,8 +161,7 @@ class TestPluggedIn:
             result = serfer_here(
                 "classify", picture, "--plan", lean, "--store", url, "--set", f"engine={driver}", "--json"
             )
-            report = json.loads(result.out)
-            assert report["store"]["puts"] > 0
+            assert json.loads(result.out)["store"]["puts"] > 0
         assert [path.name for path in (tmp_path / "kept").iterdir()] == ["#lock"]
 
     def test_a_store_package_that_cannot_be_packed_is_named(self, serfer_here, lean, examples, installed, tmp_path):

@@ -68,6 +68,12 @@ class TestImages:
 
 
 HERE = "classify rocket.jpg --plan PLAN --workers inprocess"
+READING = (
+    "map rocket.jpg --network small.onnx --out m",
+    "classify small.onnx rocket.jpg",
+    "run small.onnx rocket.jpg --out out",
+    "serve small.onnx",
+)
 REFUSED = [
     ("classify", 2, "Missing argument '[NETWORK] IMAGE...'"),
     ("classify none.jpg --model alexnet", 3, "none.jpg does not exist"),
@@ -117,6 +123,7 @@ REFUSED = [
     ("run rocket.jpg --plan PLAN --keep --results file://HERE/registry --format png", 2, "--keep goes without"),
     ("run rocket.jpg --plan PLAN --workers inprocess --keep --results memory://", 2, "ends with this command"),
     ("result show ../00000000000000000000000000000 --results file://HERE/registry", 3, "32 hex digits"),
+    *((f"{each} --workers lambda", 2, "workers are inprocess, local or aws, not 'lambda'") for each in READING),
     ("serve --stack demo", 2, "--stack demo: say which plan it serves: --plan DIR"),
     ("serve --drivers 2 --set engine=stepfunctions", 2, "engine=stepfunctions"),
     ("serve --drivers 2 --plan nowhere", 3, "nowhere"),
@@ -126,7 +133,7 @@ REFUSED = [
     ("serve --drivers 2 --plan PLAN --set log_level=loud", 2, "log_level is debug, info, warning or error"),
     ("serve --drivers 2 --plan PLAN --set allow_host=http://a", 2, "'http://a'"),
     ("serve --drivers 2 --app faces", 2, "--registry"),
-    ("serve --drivers 2 --registry HERE/registry", 2, "has no applications yet"),
+    ("serve --drivers 2 --registry HERE/registry", 4, "there is no registry in"),
     ("study profile --out /proc/nowhere/x.json", 3, "cannot be written"),
 ]
 
@@ -141,7 +148,7 @@ class TestUsage:
         (tmp_path / "broken.jpg").write_bytes(b"no picture")
         told = serfer_here(*words.replace("PLAN", str(plan)).replace("HERE", str(tmp_path)).split())
         *progress, line = told.err.splitlines()
-        assert all(step.startswith("serfer: reading ") for step in progress)
+        assert all(step.startswith("serfer: reading ") and "--workers" not in words for step in progress)
         assert (told.code, line.startswith("serfer: "), message in line) == (code, True, True), told.err
         assert "hush" not in line
         assert {path.name for path in tmp_path.iterdir()} <= {"small.onnx", "rocket.jpg", "broken.jpg", "registry"}

@@ -78,7 +78,6 @@ def test_connections_that_are_closed_meanwhile_cost_one_reconnect_each_and_no_ta
 
 @pytest.fixture(scope="module")
 def fetching(tmp_path_factory):
-    """One function that fetches its weights."""
     directory = split_small(tmp_path_factory.mktemp("fetching"), grids=[(1, 1)])
     put_weights_in(directory, "fetched")
     return directory

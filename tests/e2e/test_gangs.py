@@ -116,7 +116,6 @@ def start(pipeline, seed=0, **options):
 
 
 def check(pipeline, directory, query, *, gang=True):
-    """Wait for a query's answer, check it, and return its report."""
     future, batch = query
     result = future.result(PATIENCE)
     assert difference(result.logits, unsplit(pipeline.plan, directory)(batch)).exact

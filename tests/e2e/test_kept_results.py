@@ -225,7 +225,10 @@ def test_a_query_that_fails_leaves_nothing_of_its_result(opened_with, refused, t
     assert not any(store.exists(store.put_keys))
 
 
-def test_a_tile_that_fails_once_is_written_again_the_same(opened_with):
+@pytest.mark.parametrize(("share", "retries"), [(False, 1), (True, 2)])
+def test_a_tile_that_fails_once_is_written_again_the_same(opened_with, monkeypatch, share, retries):
+    """With the tile that shared its invocation, if any did: two do where four tiles have two processors."""
+
     class Once(Refusing):
         def put(self, key, value, ttl):
             super().put(key, value, ttl)
@@ -233,11 +236,12 @@ def test_a_tile_that_fails_once_is_written_again_the_same(opened_with):
                 self.first = bytes(value)
                 raise RuntimeError("died after it had written")
 
+    monkeypatch.setattr("serfer.wiring.open_pipeline.processors", lambda: 2)
     store = Once("none")
-    with opened_with(store) as pipeline:
+    with opened_with(store, share=share) as pipeline:
         answer = pipeline.run(images(2))
         kept = pipeline.run_to_result(images(2))
-        assert pipeline.last_report.retries == 1
+        assert pipeline.last_report.retries == retries
         same(kept, answer)
         assert store.get(kept.manifest.place.key("0/c/0/0/1/0")) == store.first
 

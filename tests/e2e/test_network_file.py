@@ -142,7 +142,7 @@ def test_split_writes_the_plan_of_a_file_as_it_is_and_refuses_what_is_about_part
 def test_files_plans_and_names_are_served_in_their_order(file, lean, cache, monkeypatch):
     """What a driver behind a balancer is told are plans: it makes none."""
     monkeypatch.setenv("SERFER_CACHE_DIR", str(cache))
-    monkeypatch.setattr(service_options, "plan_directory", lambda _plan, _name: lean)
+    monkeypatch.setattr(service_options, "plan_directory", lambda _plan, _name, **_: lean)
     served = served_models(None, [f"second={lean}"], [f"net={file}", str(lean)])
     assert [*served] == ["net", "small", "second"]
     assert load_plan(served["net"]).tasks == 1

@@ -56,6 +56,7 @@ def test_workers_in_process_share_the_cores_among_a_stages_tiles(settings, tmp_p
     sessions, build = [], SessionCache._build
     monkeypatch.setattr(SessionCache, "_build", lambda *known: sessions.append(build(*known)) or sessions[-1])
     monkeypatch.setattr("os.sched_getaffinity", lambda _: range(8))
+    monkeypatch.setattr("serfer.wiring.in_process._SHORT_MS", 0)  # no pass is
     with serfer.open(split_small(tmp_path, grids=grids), settings=settings) as pipeline:
         pipeline.run(batch())
     assert {session.get_session_options().intra_op_num_threads for session in sessions} == {threads}

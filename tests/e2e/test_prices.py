@@ -41,8 +41,7 @@ def test_cost_prices_a_query_a_burst_and_an_idle_month(serfer_here, plan, tmp_pa
     ]
     assert all(set(stage) == STAGE for stage in stages)
     for stage, planned in zip(stages, load_plan(own).stages, strict=True):
-        assert stage["ms"] == pytest.approx(planned.predicted_ms, rel=0.02)
-        assert stage["cost_usd"] == pytest.approx(planned.predicted_usd, rel=0.02)
+        assert (stage["ms"], stage["cost_usd"]) == (planned.predicted_ms, planned.predicted_usd)
         assert set(stage["cold_start"]) == {"process_ms", "fetching_ms", "sessions_ms"}
         assert (stage["weights_in"], stage["cold_start"]["fetching_ms"]) == ("zip", 0.0)
     cold = prices["cold_query"]
@@ -52,6 +51,11 @@ def test_cost_prices_a_query_a_burst_and_an_idle_month(serfer_here, plan, tmp_pa
     mixed = costs(serfer_here, own)
     assert mixed["cold_share"] == 0.02
     assert prices["query"]["cost_usd"] < mixed["query"]["cost_usd"] < cold["cost_usd"]
+    rows = serfer_here("explain", "--pareto", own, "--json").lines
+    (chosen,) = (row for row in map(json.loads, rows) if row["chosen"])
+    assert (chosen["usd"], chosen["warm_usd"]) == (mixed["query"]["cost_usd"], prices["query"]["cost_usd"])
+    assert chosen["warm_ms"] == pytest.approx(sum(stage["ms"] for stage in stages), rel=1e-9)
+    assert chosen["cold_ms"] == cold["first_answer_ms"]
 
 
 def test_the_first_answer_is_shown_by_parts(serfer_here, plan, tmp_path):

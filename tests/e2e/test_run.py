@@ -12,9 +12,10 @@ from PIL import Image, ImageSequence
 import serfer
 from serfer.core.costs import aws
 from serfer.plan_directory import load_plan
-from serfer.raster.palette import palette, read_depth
+from serfer.raster.palette import palette
 from tests.e2e.dense import OUTPUTS, dense_onnx
 from tests.e2e.small import SIZE
+from tests.raster.files import read_depth
 
 SMALL_PAYLOADS = re.sub(
     r"(sync_payload_limit\]\nvalue = )6291456",

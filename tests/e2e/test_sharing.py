@@ -10,6 +10,7 @@ from serfer.core.exactness import difference
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings
+from serfer.wiring import open_pipeline
 from tests.e2e.small import batch, hand_on, split_small
 
 QUERIES = 24
@@ -53,6 +54,17 @@ def test_a_burst_over_few_slots_gives_the_same_logits_with_fewer_invocations(pla
     assert invocations(results, last) <= QUERIES / 2
     with serfer.open(plan, share=False, settings=few) as pipeline:
         assert invocations(burst(pipeline), last) == QUERIES
+
+
+@pytest.mark.parametrize(("cores", "expected"), [(1, 1), (2, 2), (3, 2), (4, 4), (64, 4)])
+def test_tiles_share_as_many_invocations_as_there_are_processors(plan, monkeypatch, cores, expected):
+    monkeypatch.setattr(open_pipeline, "processors", lambda: cores)
+    with serfer.open(plan, hedge=False) as pipeline:
+        pipeline.run(images(0))
+        assert [invocations([pipeline.last], stage) for stage in (0, 1)] == [expected] * 2
+    with serfer.open(plan, hedge=False, share=False) as pipeline:
+        pipeline.run(images(0))
+        assert invocations([pipeline.last], 0) == 4
 
 
 @pytest.mark.parametrize("inline", [(), (0, 1)])

@@ -212,7 +212,8 @@ def test_cloudformation_is_asked_once_by_a_service_of_a_stacks_variants(variable
     for module in (serving, open_pipeline):
         monkeypatch.setattr(module, "find_deployment", counted)
 
-    async def serve(app, **_):
+    async def serve(app, listener, **_):
+        listener.close()
         served.append(app)
 
     monkeypatch.setattr(serving, "serve", serve)

@@ -45,7 +45,6 @@ class Whole:
 
 @pytest.fixture
 def open_with(plan, settings):
-    """Open the plan with a target and no functions."""
     opened = []
 
     def make(target):
@@ -124,8 +123,7 @@ def test_closing_a_pipeline_closes_its_target_once(open_with, plan):
 def test_queries_that_a_target_refuses_run_on_functions(plan, settings):
     with serfer.open(plan, settings=settings) as pipeline:
         pipeline.asynchronous.target = target = Whole(plan, takes=False)
-        logits = pipeline.run(PIXELS)
-        assert logits.shape == (2, CLASSES)
+        assert pipeline.run(PIXELS).shape == (2, CLASSES)
         assert (pipeline.last_report.target, len(pipeline.last_report.stages)) == ("serverless", 3)
         assert pipeline.last.served is None
         target.slow_s = 0.3

@@ -206,8 +206,6 @@ class DriverWorld:
 
 
 class Drivers(DriverWorld):
-    """Drivers of a pool, with a provisioner for each purchase."""
-
     def __init__(self, known=None, bought=(GPU,), ends=()):
         super().__init__()
         self.scenario, self.ends = known or scenario(), ends

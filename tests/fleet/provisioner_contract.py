@@ -8,7 +8,6 @@ PATIENCE_S = 60
 
 
 async def until(pool, holds):
-    """Return the members as soon as something holds of them."""
     deadline = time.monotonic() + PATIENCE_S
     while not holds(members := await pool.members()):
         assert time.monotonic() < deadline, members

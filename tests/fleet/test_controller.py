@@ -18,7 +18,6 @@ ONE = np.zeros((1, 4, 4, 3), np.uint8)
 
 
 def pool(names="a", **more):
-    """Return drivers, the world of all of them first."""
     made = Drivers(ends=[GPU])
     return made, *[made.add(name, **more) for name in names]
 

@@ -43,7 +43,7 @@ def _access(moto, monkeypatch, request):
 
 class TestAutoScaling(ProvisionerContract):
     def opened(self):
-        return AutoScalingProvisioner(GROUP)
+        return AutoScalingProvisioner(GROUP, 8000)
 
 
 def group(moto, name):
@@ -57,8 +57,8 @@ def ids(moto, name):
 
 
 @contextlib.asynccontextmanager
-async def opened(name=GROUP, **more):
-    pool = AutoScalingProvisioner(name, **more)
+async def opened(name=GROUP, port=8000):
+    pool = AutoScalingProvisioner(name, port)
     try:
         yield pool
     finally:
@@ -79,7 +79,7 @@ def _emptied(moto):
 
 @pytest.mark.usefixtures("_emptied")
 async def test_instances_are_called_by_their_ids_and_reached_at_their_private_addresses(moto):
-    async with opened(region=REGION, port=9000) as pool:
+    async with opened(port=9000) as pool:
         await pool.start(1)
         [one] = await serving(pool, 1)
     assert {one.name} == ids(moto, GROUP)
@@ -205,7 +205,7 @@ def reported(monkeypatch):
         if addressed:
             known = [{"InstanceId": name, "PrivateIpAddress": f"10.0.0.{n}"} for n, name in enumerate(addressed)]
             stubs["ec2"].add_response("describe_instances", {"Reservations": [{"Instances": known}]})
-        monkeypatch.setattr(auto_scaling, "_connect", lambda service, _region: clients[service])
+        monkeypatch.setattr(auto_scaling, "_connect", lambda service: clients[service])
         for stub in stubs.values():
             stub.activate()
         return stubs
@@ -285,7 +285,7 @@ async def test_an_address_is_requested_once(reported):
     async with opened() as pool:
         first = await pool.members()
         again = reported({"i-1": "InService"}, 1)
-        pool._clients["autoscaling"] = auto_scaling._connect("autoscaling", None)
+        pool._clients["autoscaling"] = auto_scaling._connect("autoscaling")
         assert await pool.members() == first
         again["autoscaling"].assert_no_pending_responses()
 
@@ -295,7 +295,6 @@ TOKEN = b"AQAEAJ_token=="
 
 @contextlib.contextmanager
 def on_instance(monkeypatch, name):
-    """Have the metadata service's second version name an instance."""
     told = {"/latest/meta-data/instance-id": name, "/latest/meta-data/placement/region": REGION.encode()}
 
     def answer(request):

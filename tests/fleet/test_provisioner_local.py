@@ -142,7 +142,7 @@ async def test_a_boot_delay_ends_in_the_command_itself(registry):
         await pool.start(1)
         [one] = await serving(pool, 1)
         assert ready(one.url) == 200
-        assert "boot_delay" not in command_line(recorded(registry)[one.name])
+        assert "os.execv" not in command_line(recorded(registry)[one.name])
 
 
 CONTROLLER = """

@@ -65,7 +65,6 @@ class Gated:
 
     @contextmanager
     def held(self):
-        """Let nothing be computed within the block."""
         self._gate.clear()
         try:
             yield
@@ -73,7 +72,6 @@ class Gated:
             self._gate.set()
 
     def wait(self):
-        """Wait until one more batch has begun."""
         assert self.entered.acquire(timeout=PATIENCE)
 
 
@@ -84,8 +82,6 @@ def network(whole):
 
 @pytest.fixture
 def engine_of(plan, network):
-    """Make an engine over the gated network."""
-
     def make(*, profile=QUICK, window_s=0.0, most_held=MAX_HELD, **more):
         return Engine(
             plan,
@@ -102,7 +98,6 @@ def engine_of(plan, network):
 
 @pytest.fixture
 def pipeline_of(plan):
-    """Make a pipeline whose target is an engine; closed at the end."""
     opened = []
 
     def make(engine):

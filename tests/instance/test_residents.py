@@ -355,7 +355,6 @@ class Watched(Residents):
 
 
 async def follow(residents, steps):
-    """Do the steps, and return the errors that came of them."""
     doing = []
     for name, what in steps:
         if what == "pause":

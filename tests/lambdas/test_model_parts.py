@@ -72,7 +72,6 @@ def over_files(home, network, model):
 
 
 def fetched(home, network, model):
-    """Return the session of a function with fetched weights."""
     digest = hashlib.sha256(network.data).hexdigest()
     (home / digest).write_bytes(network.data)
     (home / "tile.onnx").write_bytes(model)
@@ -127,8 +126,7 @@ def test_pieces_of_a_layer_give_the_same_bits(tmp_path_factory, outputs, inputs,
 def test_a_layer_of_real_size_gives_the_same_bits(tmp_path):
     network = Network((4608,))
     output = network.add("Gemm", "x", network.weight(4096, 4608), network.weight(4096, inside=True), transB=1)
-    found = kinds(written(network.model(output, 2)))
-    assert found == [["Gemm"] * 2 + ["Concat"]]
+    assert kinds(written(network.model(output, 2))) == [["Gemm"] * 2 + ["Concat"]]
     assert_same_bits(tmp_path, network, output, 2, batch=1)
 
 

@@ -316,7 +316,6 @@ class TestEnvironment:
 
     @pytest.fixture
     def package(self, fetched, tmp_path):
-        """The package of the second stage's function."""
         directory, _ = fetched
         plan = load_plan(directory)
         for path in ("plan.json", *(file.path for file in plan.packaged(1, 0))):
@@ -326,7 +325,6 @@ class TestEnvironment:
 
     @pytest.fixture
     def package_in_zip(self, tmp_path):
-        """The package of the first stage's function, its weights in it."""
         directory = split_small(tmp_path / "split", grids=[(2, 1), (1, 1)])
         plan, package = load_plan(directory), tmp_path / "package"
         for path in ("plan.json", *(file.path for file in plan.packaged(0, 0))):

@@ -1,7 +1,9 @@
 import json
 import re
 import shutil
+import sys
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -102,6 +104,23 @@ def test_all_tasks_together_are_the_unsplit_network(worker, plan, directory, cou
     logits = np.frombuffer(output, dtype=np.float32).reshape(count, -1)
     whole = unsplit(plan, directory)(images)
     assert np.abs(logits - whole).max() <= 1e-5 * np.ptp(whole)
+
+
+def test_a_task_takes_few_calls(worker, plan):
+    """Processes that take turns find each function out of the caches: what a task costs is how many it calls."""
+    run_all(worker, plan, batch(1))
+    events = [json.loads(encode_task(task(plan, 1, 0))), json.loads(encode_task(task(plan, 0, 0, batch(1))))]
+    for event in events:
+        calls = []
+        sys.setprofile(
+            lambda frame, kind, _, calls=calls: calls.append(frame.f_code.co_name) if kind == "call" else None
+        )
+        try:
+            worker.handle(event)
+        finally:
+            sys.setprofile(None)
+        cells = sum(len(run.cells) for piece in plan.stages[1].tiles[0].pieces for run in piece.ranges)
+        assert len(calls) <= 130 + 10 * cells, Counter(calls).most_common(20)
 
 
 @pytest.mark.exact
@@ -216,14 +235,12 @@ class TestShared:
     """Tasks of several queries as one batch: each gets what it would have got alone."""
 
     def queries(self, plan, counts, stage, tile=0):
-        """Return a task of each query, all of them of one tile."""
         return [
             replace(task(plan, stage, tile, batch(count, seed=seed)), query=f"{seed:032x}", batch=count)
             for seed, count in enumerate(counts)
         ]
 
     def earlier(self, worker, plan, counts, stage):
-        """Run the stages before `stage` for each query, one by one."""
         for number in range(stage):
             for tile in range(len(plan.stages[number].tiles)):
                 for job in self.queries(plan, counts, number, tile):
@@ -699,12 +716,13 @@ core core.checksum core.costs core.costs.sessions core.costs.vcpus core.dataclas
 core.keys core.plan core.plan.codec core.plan.detection core.plan.image_normalisation core.plan.layout
 core.plan.model core.plan.pixels core.plan.preprocess core.plan.sizes core.plan.statistics core.plan.validation
 core.plan.windows core.retry core.units core.wire
-lambdas lambdas.artefacts lambdas.bootstrap lambdas.cell_codec lambdas.sessions lambdas.worker
-storage storage.coordination storage.deferred_init storage.exchange storage.redis storage.redis.errors
+lambdas lambdas.artefacts lambdas.bootstrap lambdas.cell_codec lambdas.deferred_init lambdas.sessions
+lambdas.stage_share lambdas.worker
+storage storage.coordination storage.exchange storage.redis storage.redis.errors
 storage.redis.node storage.redis.resp storage.redis.store storage.redis.url storage.routed storage.store
 extras plan_directory storage.wrapping
 """
-STARTED_WITH = {"redis", "redis.exceptions", *(f"serfer.{name}" for name in STARTED_MODULES.split())}
+STARTED_WITH = {f"serfer.{name}" for name in STARTED_MODULES.split()}
 """What a worker imports of these packages until its first session, with a store on Redis."""
 
 
@@ -724,8 +742,7 @@ class TestOtherPayloads:
                 if number == 0:
                     key = input_key(QUERY, tile)
                     store.put(key, protect(one.crop.data, key), 60)
-                report = decode_report(worker.handle(as_step(replace(one, batch=2))))
-                assert report.counts.puts == 1
+                assert decode_report(worker.handle(as_step(replace(one, batch=2)))).counts.puts == 1
         key = output_key(QUERY, len(plan.stages) - 1, 0)
         logits = np.frombuffer(verified(store.get(key), key), "<f4").reshape(2, -1)
         assert np.allclose(logits, unsplit(plan, directory)(images), atol=1e-5)

@@ -160,11 +160,11 @@ VALUES = st.text(st.characters(codec="ascii", categories=("L", "N", "P", "Zs")),
 def test_signatures_are_compatible_with_botocore(method, name, query, value, body):
     with pytest.MonkeyPatch.context() as monkeypatch:
         target = f"/2015-03-31/functions/{name}{'?' + query if query else ''}"
-        headers = {"Host": "127.0.0.1:9001", "X-Amz-Invocation-Type": value}
+        headers = {"host": "127.0.0.1:9001", "x-amz-invocation-type": value}
         request = signed_by_botocore(monkeypatch, method, target, headers, body)
     assert refusal(request) is None
     ours = sign(ACCESS, "us-east-1", request.headers["x-amz-date"], method, target, headers, body)
-    assert ours["Authorization"] == request.headers["authorization"]
+    assert ours["authorization"] == request.headers["authorization"]
 
 
 @pytest.fixture
@@ -272,7 +272,7 @@ def test_every_name_of_loopback_is_a_fit_host(local, host):
     connection = http.client.HTTPConnection(address.hostname, address.port)
     time = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     target = "/2015-03-31/functions/"
-    headers = sign(local.service.access, "us-east-1", time, "GET", target, {"Host": host}, b"")
+    headers = sign(local.service.access, "us-east-1", time, "GET", target, {"host": host}, b"")
     connection.request("GET", target, headers=headers)
     assert connection.getresponse().status == 200
     connection.close()

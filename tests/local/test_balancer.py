@@ -145,7 +145,6 @@ def listens(port):
 
 
 def answering(balancer, count=6):
-    """Return who answers a few requests in a row."""
     return {ask(balancer)[2].get("pid") for _ in range(count)}
 
 

@@ -16,7 +16,6 @@ PATIENCE = 30.0
 
 
 def reported_counts(local):
-    """Ask the service for its counts as other processes do."""
     return json.loads(fetch(local.service.url, "/serfer/counts", local.service.access, 20, 1 << 20))
 
 

@@ -73,10 +73,8 @@ class TestInterpreters:
     def test_a_script_that_becomes_python_is_one(self, runtime, wrapped):
         functions = probe("variables", python=wrapped), probe("hoard", python=wrapped, memory_mb=128), probe("echo")
         with Local(runtime, *functions, runtimes={wrapped: runtime}) as local:
-            environ = local.invoke("variables")[0]["environ"]
-            assert environ["AWS_EXECUTION_ENV"] == f"AWS_Lambda_{OWN}"
-            described = local.client.get_function_configuration(FunctionName="variables")
-            assert described["Runtime"] == OWN
+            assert local.invoke("variables")[0]["environ"]["AWS_EXECUTION_ENV"] == f"AWS_Lambda_{OWN}"
+            assert local.client.get_function_configuration(FunctionName="variables")["Runtime"] == OWN
             assert local.error("hoard")["errorType"] == "Runtime.OutOfMemory"  # it is the worker that is watched
 
     @pytest.mark.killed

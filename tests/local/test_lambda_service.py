@@ -64,7 +64,6 @@ class FakeTime:
                 future.set_result(None)
 
     def next_sleep(self, expected):
-        """Wait until somebody sleeps for that long."""
         while self.slept.get(timeout=PATIENCE) != expected:
             pass
 
@@ -90,8 +89,6 @@ class Local:
         self._loop.close()
 
     def do(self, function, *args):
-        """Run a function or coroutine function on the service's loop."""
-
         async def run():
             result = function(*args)
             return await result if asyncio.iscoroutine(result) else result
@@ -105,14 +102,12 @@ class Local:
         return (json.loads(payload) if payload else None), answer
 
     def error(self, function, event=None):
-        """Invoke, expect a function error and return it."""
         payload, answer = self.invoke(function, event)
         assert answer["FunctionError"] == "Unhandled"
         assert answer["StatusCode"] == 200
         return payload
 
     def line(self, pattern):
-        """Wait for a log line and return its match."""
         while True:
             if match := re.search(pattern, self.lines.get(timeout=PATIENCE)):
                 return match
@@ -134,7 +129,6 @@ class Gate:
             os.mkfifo(path)
 
     def entered(self):
-        """Wait until the handler runs and return its process id."""
         return json.loads(Path(self.event["entered"]).read_text())
 
     def open(self):

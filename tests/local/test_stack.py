@@ -1,5 +1,6 @@
 import asyncio
 import errno
+import logging
 import os
 import subprocess
 import sys
@@ -8,7 +9,8 @@ import pytest
 
 from serfer.core.errors import UnavailableError
 from serfer.local import stack
-from serfer.local.stack import RESTARTS, DriverProcess
+from serfer.local.stack import DriverProcess
+from serfer.local.supervisor import Restarts
 from serfer.pipeline.event_loop import run
 
 RAISE = """
@@ -43,7 +45,11 @@ class Heard:
 
     def driver(self, code):
         command = [sys.executable, "-c", code]
-        return DriverProcess("driver 0", command, dict(os.environ), self.lines.append, self.events.put_nowait)
+        return DriverProcess("driver 0", command, dict(os.environ), self.lines.append, self.say)
+
+    def say(self, text, level):
+        assert level == (logging.INFO if "is back" in text else logging.WARNING)
+        self.events.put_nowait(text)
 
     async def next(self):
         return await asyncio.wait_for(self.events.get(), PATIENCE)
@@ -94,8 +100,9 @@ def test_driver_that_does_not_come_up_says_why():
 
 
 def test_pauses_grow_to_a_bound():
-    assert [RESTARTS.wait(ends) for ends in (1, 2, 3)] == [0.2, 0.4, 0.8]
-    assert RESTARTS.wait(1000) == 10.0
+    restarts = Restarts()
+    assert [restarts.pause_s(0.0) for _ in range(7)] == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0]
+    assert ({restarts.pause_s(0.0) for _ in range(2000)}, restarts.pause_s(3600.0)) == ({10.0}, 0.2)
 
 
 def test_driver_that_cannot_be_started_again_is_tried_again_later(monkeypatch):

@@ -51,7 +51,6 @@ sys.stdin.read()
 
 
 def ask(server, kind, text):
-    """Run one execution to its end and return its output."""
     client = connect(REGION, endpoint=server.endpoint, credentials=Credentials("local", "local"))
     try:
         name = uuid.uuid4().hex

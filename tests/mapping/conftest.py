@@ -6,9 +6,16 @@ import pytest
 
 from serfer.cli.main import app
 from serfer.cli.shared.terminal import _exit_code, _Interrupt
+from serfer.mapping.opened import close_opened
 from serfer.raster import ResultParts
 from tests.mapping.plans import HEIGHT, WIDTH, make_map_plan, map_command
 from tests.raster.files import UTM, WHERE, pixels, write
+
+
+@pytest.fixture(scope="module", autouse=True)
+def closed_at_the_end():
+    yield
+    close_opened()
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +35,6 @@ class Ended:
     err: str
 
     def ends(self, code, *words):
-        """Check the exit code, and that standard error has these words."""
         assert self.code == code, self.err
         assert [each for each in words if each not in self.err] == [], self.err
         return self
@@ -40,8 +46,6 @@ class Ended:
 
 @pytest.fixture
 def serfer(capsys, monkeypatch):
-    """Run a command in this process."""
-
     def run(*arguments):
         monkeypatch.setenv("COLUMNS", "400")  # again where a test has undone it
         code = _exit_code(app, [str(each) for each in arguments], _Interrupt())
@@ -53,13 +57,11 @@ def serfer(capsys, monkeypatch):
 
 @pytest.fixture
 def report_of(serfer):
-    """Run a command that has to succeed: its report."""
     return lambda *command: serfer(*command, "--json").ends(0).report
 
 
 @pytest.fixture
 def map_image(report_of):
-    """Map an image, or a folder of them, by a plan: the report."""
     return lambda *given: report_of(*map_command(*given))
 
 
@@ -84,7 +86,6 @@ def before_part(monkeypatch):
 
 @pytest.fixture
 def size():
-    """Rows and columns of the image."""
     return HEIGHT, WIDTH
 
 

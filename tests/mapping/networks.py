@@ -36,7 +36,6 @@ class Network(Graph):
         return self.op("Add", one, other)
 
     def save(self, path):
-        """Write the network, whose output is the last operator's."""
         return super().save(path, {self.nodes[-1].output[0]: 1}, channels=self.channels, opset=18)
 
 

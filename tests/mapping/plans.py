@@ -66,7 +66,6 @@ def normal(image, scale=1 / 255, missing=None):
 
 
 def expected(image, scale=1 / 255, missing=None):
-    """The network on the whole image, (bands, rows, cols)."""
     return run(network(), normal(image, scale, missing))[0]
 
 

@@ -24,7 +24,6 @@ def file(tmp_path_factory):
 
 @pytest.fixture
 def any_plan(serfer, file, tmp_path):
-    """The plan that the command makes, and what it printed."""
     (tmp_path / "pixels.toml").write_text(TOML)
     options = ("--size", "any", "--set", "window=32", "--preprocess", tmp_path / "pixels.toml")
     done = serfer("map-plan", file, *options, "--out", tmp_path / "plan").ends(0)

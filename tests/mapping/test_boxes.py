@@ -108,6 +108,22 @@ def test_boxes_are_those_of_the_detector_on_the_whole_image(serfer, report_of, c
     assert not [*tmp_path.glob("*.parts")]
 
 
+@pytest.mark.exact
+def test_boxes_of_windows_in_any_order_are_those_of_serfer_map(report_of, command, image, detector_plan, tmp_path):
+    report_of(*command, tmp_path / "boxes.json")
+    windows = package.windows(image, detector_plan, boxes=True)
+    boxes = windows.choose_boxes(window.run() for window in windows[::-1])
+    check_coco(tmp_path / "boxes.json", boxes[boxes.scores >= 0.7])
+    assert [len(group) for group in windows.groups()] == [1] * len(windows)
+    with pytest.raises(UsageError, match="among what all 9 windows"):
+        windows.choose_boxes([])
+    maps = package.windows(image, detector_plan)
+    given = package.windows((HEIGHT, WIDTH), detector_plan)  # the padding is not given
+    for name, part in maps[8].run().items():
+        pixels_read = pixels(HEIGHT, WIDTH)[:, *given[8].reads.slices]
+        np.testing.assert_array_equal(given[8].compute(pixels_read)[name], part)
+
+
 def test_one_plan_has_the_boxes_of_images_of_any_size(serfer, detector_plan, network, tmp_path):
     head = DetectionHead("yolov8", ("output0",), 3, min_score=0.7)
     sizes = {"a": (HEIGHT + 1, WIDTH), "b": (385, 257), "c": (130, 700), "small": (90, 300)}

@@ -17,8 +17,8 @@ from serfer.core.plan.crops import CropAxis
 from serfer.core.plan.windows import ImageWindows
 from serfer.mapping import image_job
 from serfer.mapping.comparison import places_of
+from serfer.mapping.output import ResultForm
 from serfer.mapping.passes import ImagePasses
-from serfer.mapping.results import RasterTarget
 from serfer.plan_directory import file_sha256, load_plan, write_plan
 from tests.mapping.networks import Network, run
 from tests.mapping.plans import HEIGHT, WIDTH, WINDOW, assert_equal, axis, expected, make_map_plan, map_command, read
@@ -38,14 +38,14 @@ def altered(monkeypatch):
     """Have a window's values altered after they were computed, as a broken worker or a wrong window would."""
 
     def alter(number, change):
-        keep = RasterTarget.keep
+        part = ResultForm.part
 
-        def altering(target, window, outputs, empty):
+        def altering(form, window, outputs, empty):
             if window == number:
                 outputs = {name: change(values.copy()) for name, values in outputs.items()}
-            keep(target, window, outputs, empty)
+            return part(form, window, outputs, empty)
 
-        monkeypatch.setattr(RasterTarget, "keep", altering)
+        monkeypatch.setattr(ResultForm, "part", altering)
 
     return alter
 
@@ -119,7 +119,6 @@ def branching(folder, weights, by, outer=0):
 
 @pytest.fixture
 def map_of(serfer, tmp_path):
-    """Map an image by a plan in this process."""
     image = write(tmp_path / "image.tif", pixels(*SIZE, dtype="float32"))
 
     def run(plan, *options):

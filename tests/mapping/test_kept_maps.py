@@ -33,7 +33,6 @@ def with_the_image(path):
 
 @pytest.fixture(scope="module")
 def networks(tmp_path_factory):
-    """Each network's file, and its plan."""
     place = tmp_path_factory.mktemp("kept")
     files = {name: make(place / f"{name}.onnx")[1] for name, make in (("unet", unet), ("image", with_the_image))}
     for name, file in files.items():

@@ -153,6 +153,7 @@ REFUSED = [
     ("map image.tif --out out.tif --network net.onnx --workers aws", 2, "net.onnx has no functions in AWS: write a"),
     ("map image.tif --out out.tif --network net.onnx --reduce most", 2, "--reduce is argmax, softmax or sigmoid"),
     ("map image.tif --out out.geojson --plan PLAN", 2, "the plan's network gives maps and no boxes"),
+    ("map image.tif --out out.zarr --plan PLAN", 2, "serfer.windows gives windows to write into zarr"),
     ("map image.tif --out out.tif --plan PLAN --workers local --set engine=stepfunctions", 2, "use push or poll"),
     ("map other.tif --out out.tif --plan PLAN", 3, "other.tif has 50 x 80 pixels"),
     ("map other.tif --out out.tif --plan PLAN", 3, "--size 50x80"),

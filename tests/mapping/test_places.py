@@ -31,7 +31,6 @@ def valid(kernel, stride, pad=0):
 
 
 def lopsided():
-    """Strides and crops of rows that are not those of columns."""
     net = Network(channels=2)
     net.crop(net.conv("image", (3, 1), (2, 1), channels=2), 3, 5)
     return net
@@ -48,7 +47,6 @@ def disagreeing(crop=8):
 
 
 def mapped(net, size, folder, values, window=None, mask=None, **profile):
-    """Map an image and return the report and the open result."""
     path = net.save(folder / "net.onnx")
     package.map_plan(path, [size], folder / "plan", window=window or "auto", channels=net.channels)
     image = write(folder / "image.tif", values, **{"crs": UTM, "transform": WHERE, **profile})

@@ -144,7 +144,6 @@ def test_an_image_that_was_never_read_may_be_replaced_by_another(serfer, command
 
 @pytest.fixture
 def begun(command, before_part, serfer, tmp_path):
-    """A map that was stopped after seven windows."""
     before_part(7, UnavailableError(f"no room in {tmp_path}/result.tif.parts: 7 of 20 parts are kept there"))
     return serfer(*command, "--set", "concurrency=1")
 

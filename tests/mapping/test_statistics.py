@@ -66,7 +66,6 @@ def unet(path):
 
 @pytest.fixture(scope="module")
 def networks(tmp_path_factory):
-    """Each network's file, and its plan."""
     place = tmp_path_factory.mktemp("statistics")
     files = {name: make(place / f"{name}.onnx")[1] for name, make in (("gated", gated), ("unet", unet))}
     for name, file in files.items():
@@ -168,14 +167,14 @@ def test_statistics_of_another_image_are_never_used(serfer, networks, tmp_path):
 @pytest.mark.exact
 def test_a_window_that_fails_in_a_pass_is_named_with_its_pass(serfer, networks, tmp_path, monkeypatch):
     command = command_of(image_of(tmp_path), networks["gated"][1], tmp_path)
-    plain = RasterSource.read
+    plain = RasterSource.read_masked
 
     def broken(source, rect):
         if rect.rows.start > 60 and rect.cols.start > 100:
             raise ImageError("a block is damaged")
         return plain(source, rect)
 
-    monkeypatch.setattr(RasterSource, "read", broken)
+    monkeypatch.setattr(RasterSource, "read_masked", broken)
     serfer(*command).ends(1, "in pass 1 over the image, its rows", "a block is damaged; ")
 
 

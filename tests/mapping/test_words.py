@@ -95,8 +95,6 @@ class TestProgress:
 
 @pytest.fixture
 def stopped(monkeypatch):
-    """Have the pipeline raise an error after seven windows."""
-
     def by(error):
         submit, calls = Pipeline.submit, []
 

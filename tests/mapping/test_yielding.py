@@ -32,7 +32,6 @@ def service(monkeypatch):
 
 
 def asked(service, times):
-    """Wait until a service has been asked so many times more."""
     for _ in range(times):
         assert service.came.acquire(timeout=60)
 

@@ -83,5 +83,5 @@ def test_pixels_and_their_normalised_floats_give_the_same(directory):
 
 def test_pixels_need_a_description(tmp_path):
     plan = load_plan(split_small(tmp_path, grids=(1, 1), preprocess=None))
-    with pytest.raises(PlanError, match="how pixels become numbers"):
+    with pytest.raises(PlanError, match="how an image becomes its input"):
         normalised(plan, np.zeros((1, SIZE, SIZE, 3), dtype=np.uint8))

@@ -24,12 +24,13 @@ from serfer.core.run_machine import (
 )
 from serfer.core.wire import Report, WarmUpAnswer
 from serfer.drivers.driver import Answer, Overheads, WarmUpRecord
-from serfer.pipeline.report import best_classes, make_report, report_without_stages
+from serfer.pipeline.report import best_classes, make_report
 from serfer.plan_directory import load_plan
 from tests.e2e.small import CLASSES, LABELS, split_small
 
 FACTS = shipped_aws().functions
 LOGITS = np.array([1.0, 3.0, 2.0, -100.0, 0.0, 3.0, 1.5], dtype=np.float32)
+NO_FUNCTIONS = Answer("", 1.0, 2.0, (), (), (), Overheads())
 
 
 @pytest.fixture(scope="module")
@@ -100,8 +101,8 @@ def test_a_report_says_where_no_trained_weights_answered(plan, answer, weights, 
     random = replace(plan, weights=weights)
     for report in (
         make_report(random, answer, [], 1.0, FACTS),
-        report_without_stages(random, [], 1.0, 0.0, "cache", StoreCounts()),
-        report_without_stages(random, [], 1.0, 0.5, "gpu", StoreCounts()),
+        make_report(random, NO_FUNCTIONS, [], 1.0, target="cache"),
+        make_report(random, NO_FUNCTIONS, [], 1.0, target="gpu", usd=0.5),
     ):
         document = report.as_dict()
         assert (document["weights"], document["untrained"]) == (weights, untrained)

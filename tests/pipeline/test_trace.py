@@ -51,7 +51,6 @@ def tile(*attempts):
 
 
 def query(*stages):
-    """Return a query of stages, each given by its tiles."""
     runs = [
         StageRun(min(one.requested for run in tiles for one in run.attempts), [*tiles], max(map(last, tiles)))
         for tiles in stages
@@ -67,7 +66,7 @@ def traced(runs, start, end, plan=PLAN):
 
 def result(answer, submitted, cut, ended, plan=PLAN):
     report = make_report(plan, answer, (), ended - submitted, shipped_aws().functions)
-    return Result({}, report, 1, answer, (submitted, cut), ended, plan=plan)
+    return Result({}, report, answer, (submitted, cut), ended, plan=plan)
 
 
 def last(run):

@@ -34,7 +34,7 @@ here=${{0%/*}}/..
 exec "$here/root/{loader}" --library-path "$here/root/{libraries}" --argv0 "$0" "$here/root/usr/bin/{python}" "$@"
 """
 PROJECT = Path(__file__).parents[2]
-RUNS_TESTS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "psutil", "zarr", "ruff")
+RUNS_TESTS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "psutil", "redis", "zarr", "ruff")
 """What tests import besides SerFer and its extras; pytest's plug-ins are named in pyproject.toml."""
 EXTRAS = "client,local,map,deploy,pictures"
 _TIMEOUT_S = 600

@@ -5,6 +5,7 @@ import warnings
 
 import numpy as np
 import rasterio
+from PIL import Image
 
 UTM = "EPSG:32633"
 WHERE = rasterio.Affine(0.5, 0.0, 400_000.0, 0.0, -0.5, 5_800_000.0)
@@ -27,6 +28,15 @@ def write(path, values, driver="GTiff", tags=None, **profile):
             for domain, texts in (tags or {}).items():
                 dataset.update_tags(ns=domain or None, **texts)
     return path
+
+
+def read_depth(path):
+    with Image.open(path) as image:
+        return depth_values(np.asarray(image), *(float(image.info[f"serfer:{end}"]) for end in ("min", "max")))
+
+
+def depth_values(levels, least, most):
+    return np.where(levels == 0, np.nan, least + (levels.astype(float) - 1) / 65534 * (most - least)).astype("float32")
 
 
 def write_scans(folder, sizes, **profile):

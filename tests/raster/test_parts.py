@@ -35,7 +35,6 @@ def parts_of(tmp_path, identity=None, count=10, **form):
 
 
 def values_of(parts, number):
-    """Return the values of a part."""
     rows = Span(0, parts.rects[number].rows.size)
     return np.stack([parts.rows(number, channel, rows) for channel in range(parts.array.channels)])
 

@@ -47,7 +47,6 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory):
-    """Open each kind once, and return its array and source."""
     folder, sources = tmp_path_factory.mktemp("images"), []
 
     @functools.cache

@@ -21,14 +21,14 @@ from serfer.core.errors import InputError, UnavailableError, UsageError
 from serfer.core.geometry import Rect
 from serfer.core.zarr import Axis, ChunkedArray
 from serfer.raster import Georeference, ResultOptions, ResultParts, check_result, check_space, open_raster, write_result
-from serfer.raster.palette import DepthScale, colours, mask_image, palette, read_depth, write_depth
+from serfer.raster.palette import DepthScale, mask_image, palette
 from serfer.raster.results import tiff_result
 from tests.moto_server import ACCESS, MotoServer
 from tests.once import one_each
-from tests.raster.files import UTM, WHERE, pixels
+from tests.raster.files import UTM, WHERE, depth_values, pixels, read_depth
 from tests.results.stored import array_of, dense
 
-NOWHERE = Georeference()
+NOWHERE, COLOURS = Georeference(), np.array(palette(), np.uint8)
 
 
 def form_of(height, width, channels, dtype="uint8", grid=(3, 2)):
@@ -46,7 +46,6 @@ def kept(folder, values, array=None):
 
 
 def written(tmp_path, name, values, array=None, georeference=NOWHERE, **options):
-    """Write a result and return its path."""
     with kept(tmp_path / "parts", values, array) as parts:
         write_result(tmp_path / name, parts, georeference=georeference, options=ResultOptions(**options))
         parts.remove()
@@ -110,17 +109,17 @@ class TestTiff:
         path = written(tmp_path, "a.tif", values, mask=True)
         np.testing.assert_array_equal(read(path), values)
         with open_raster(path) as source:
-            np.testing.assert_array_equal(source.read(Rect.whole(40, 50)).transpose(1, 2, 0), colours(values[0]))
+            np.testing.assert_array_equal(source.read(Rect.whole(40, 50)).transpose(1, 2, 0), COLOURS[values[0]])
 
     def test_more_than_four_gigabytes_are_a_bigtiff(self):
         mosaic = SimpleNamespace(array=form_of(40_000, 40_000, 3))
-        assert tiff_result._profile(rasterio, mosaic, Georeference(), ResultOptions())["BIGTIFF"] == "YES"
+        assert tiff_result._profile(mosaic, Georeference(), ResultOptions())["BIGTIFF"] == "YES"
 
     def test_what_the_disk_did_not_keep_is_noticed(self, tmp_path, monkeypatch):
         real = tiff_result._write
 
-        def altering(rasterio, path, *given):
-            checksums = real(rasterio, path, *given)
+        def altering(path, *given):
+            checksums = real(path, *given)
             data = bytearray(path.read_bytes())
             data[len(data) // 2] ^= 1
             path.write_bytes(data)
@@ -171,7 +170,7 @@ class TestOtherFormats:
         with Image.open(written(tmp_path, "a.png", values, mask=True)) as image:
             assert image.mode == "P"
             np.testing.assert_array_equal(np.asarray(image), values[0])
-            np.testing.assert_array_equal(np.asarray(image.convert("RGB")), colours(values[0]))
+            np.testing.assert_array_equal(np.asarray(image.convert("RGB")), COLOURS[values[0]])
 
     def test_png_of_depth_keeps_its_values_to_16_bits(self, tmp_path):
         values = pixels(700, 90, 1, "float32") / 7 - 20
@@ -264,8 +263,6 @@ class TestRefusals:
 
 
 def altering(rows):
-    """Alter the last part once the first rows were read."""
-
     def read(parts, number, *given):
         path = parts.path(5)
         if not number and path.read_bytes()[10] != 1:
@@ -414,22 +411,22 @@ def test_the_palette_is_that_of_pascal_voc():
     assert palette()[255] == (224, 224, 192)
     assert len({*palette()}) == 256
     mask = np.arange(256, dtype="uint8").reshape(16, 16)
-    np.testing.assert_array_equal(np.asarray(mask_image(mask).convert("RGB")), colours(mask))
+    np.testing.assert_array_equal(np.asarray(mask_image(mask).convert("RGB")), COLOURS[mask])
 
 
 @given(st.lists(st.floats(-(2.0**99), 2.0**99, width=32), min_size=1, max_size=50))
 def test_depth_is_linear_between_its_extremes(values):
     array = np.array(values, "float32")
     scale = DepthScale.of(array)
-    found = scale.values(scale.levels(array))
+    found = depth_values(scale.levels(array), scale.min, scale.max)
     assert np.abs(found.astype(float) - array).max() <= (scale.max - scale.min) / 131_068 * 1.01
 
 
-def test_depth_of_one_value_and_of_none(tmp_path):
-    write_depth(tmp_path / "a.png", np.full((3, 4), 2.5, "float32"))
-    np.testing.assert_array_equal(read_depth(tmp_path / "a.png"), np.full((3, 4), 2.5, "float32"))
-    with pytest.raises(UsageError, match="none of the values is finite"):
-        write_depth(tmp_path / "b.png", np.full((3, 4), np.nan, "float32"))
+def test_depth_of_one_value_and_of_none():
+    one = np.full((3, 4), 2.5, "float32")
+    scale = DepthScale.of(one)
+    np.testing.assert_array_equal(depth_values(scale.levels(one), scale.min, scale.max), one)
+    assert DepthScale.of(np.full((3, 4), np.nan, "float32")) is None
 
 
 def test_a_georeference_is_scaled_about_the_corner_of_the_image():

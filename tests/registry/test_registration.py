@@ -81,8 +81,7 @@ def test_the_same_request_again_is_the_same_registration(worker):
 
 @pytest.mark.parametrize("field", ["application", "network", "source", "validation", "settings"])
 def test_another_request_is_another_registration(field):
-    other = replace(REQUEST, **{field: "ba" * 32})
-    assert other.id != REQUEST.id
+    assert replace(REQUEST, **{field: "ba" * 32}).id != REQUEST.id
 
 
 def test_two_registrations_of_one_network_get_numbers_of_their_own(worker):
@@ -206,7 +205,7 @@ def test_what_cannot_be_a_request_is_refused(worker):
 def test_a_foreign_record_is_refused_by_name(worker):
     mine = worker("me")
     name = f"registrations/{REQUEST.id}.json"
-    mine.registry.store.compare_and_set(name, None, b'{"format": 1}')
+    mine.registry.store.compare_and_set(name, None, b'{"format": 2}')
     with pytest.raises(InputError, match=name):
         mine.claim(REQUEST, "ann")
     with pytest.raises(UsageError, match="not the id"):

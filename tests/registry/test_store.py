@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-import json
 import os
 import signal
 import stat
@@ -54,6 +53,12 @@ class RegistryStoreContract:
     def damage(self, digest, data):
         raise NotImplementedError
 
+    @pytest.mark.parametrize("data", [b'{"serfer registry": 1}', b'{"serfer registry": 3}', b"{}", b"hello"])
+    def test_registry_of_another_format_refused(self, store, open_store, data):
+        store.objects.put("registry.json", data)
+        with pytest.raises(UsageError, match="not a registry that this version of SerFer reads"):
+            open_store()
+
     def test_what_was_written_is_read_with_its_version(self, store, open_store):
         assert store.get(NAME) is None
         version = store.compare_and_set(NAME, None, b"one")
@@ -82,8 +87,7 @@ class RegistryStoreContract:
         assert store.names("") == []
         assert store.compare_and_set(NAME, second, b"x") is None
         assert [store.read_version(NAME, each.version) for each in store.versions(NAME)] == [b"two", b"one"]
-        third = store.compare_and_set(NAME, None, b"three")
-        assert third not in {first, second}
+        assert store.compare_and_set(NAME, None, b"three") not in {first, second}
         assert store.get(NAME).value == b"three"
 
     def test_versions_are_listed_the_newest_first_with_size_and_time(self, store):
@@ -199,7 +203,6 @@ class RegistryStoreContract:
         (tmp_path / "weights").write_bytes(data)
         digest = store.put_artefact(tmp_path / "weights")
         assert digest == hashlib.sha256(data).hexdigest()
-        assert store.has_artefact(digest)
         store.fetch_artefact(digest, tmp_path / "back")
         assert (tmp_path / "back").read_bytes() == data
         (tmp_path / "weights").rename(tmp_path / "again")
@@ -209,7 +212,6 @@ class RegistryStoreContract:
         assert -5 < entry.age_s < 600
 
     def test_a_missing_artefact_leaves_no_file(self, store, tmp_path):
-        assert not store.has_artefact(NO_DIGEST)
         with pytest.raises(MissingKeyError, match=NO_DIGEST):
             store.fetch_artefact(NO_DIGEST, tmp_path / "back")
         assert list(tmp_path.glob("*back*")) == []
@@ -224,9 +226,8 @@ class RegistryStoreContract:
 
     @pytest.mark.parametrize("digest", ["", "0" * 63, "0" * 63 + "G", "../" + "0" * 61])
     def test_a_digest_that_cannot_be_one_is_refused(self, store, tmp_path, digest):
-        for call in (lambda: store.has_artefact(digest), lambda: store.fetch_artefact(digest, tmp_path / "x")):
-            with pytest.raises(InputError, match="not a digest"):
-                call()
+        with pytest.raises(InputError, match="not a digest"):
+            store.fetch_artefact(digest, tmp_path / "x")
 
     def test_only_regular_files_become_artefacts(self, store, tmp_path):
         (tmp_path / "a").write_bytes(b"a")
@@ -242,10 +243,9 @@ class RegistryStoreContract:
         digest = store.put_artefact(tmp_path / "a")
         (after,) = store.artefacts()
         assert not store.delete_artefact(before)
-        assert store.has_artefact(digest)
+        store.fetch_artefact(digest, tmp_path / "kept")
         assert store.delete_artefact(after)
         assert not store.delete_artefact(after)
-        assert not store.has_artefact(digest)
         assert list(store.artefacts()) == []
         assert store.put_artefact(tmp_path / "a") == digest
         store.fetch_artefact(digest, tmp_path / "back")
@@ -375,6 +375,8 @@ class TestDirectory(RegistryStoreContract):
             open_registry(str(letter))
         with pytest.raises(UnavailableError, match="no registry"):
             open_registry(str(root), create=False)
+        with pytest.raises(UnavailableError, match="cannot be written"):
+            open_registry(str(letter / "registry"), create=False)
         assert [*tmp_path.iterdir()] == [letter]
 
     @pytest.mark.parametrize("is_unmounted", [False, True])
@@ -468,12 +470,6 @@ class TestSeaweed(RegistryStoreContract):
         store.objects.put(f"documents/{NAME}/000000000001", b"{}" * 50)
         with pytest.raises(InputError, match=NAME):
             store.get(NAME)
-
-    def test_a_prefix_of_something_newer_is_refused(self, store, url):
-        for data in (json.dumps({"serfer registry": 3}).encode(), b"hello"):
-            store.objects.put("registry.json", data)
-            with pytest.raises(UsageError, match="update SerFer"):
-                open_registry(url)
 
     def test_a_prefix_beside_it_is_another_registry(self, store, server, url):
         store.compare_and_set(NAME, None, b"one")

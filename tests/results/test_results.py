@@ -21,10 +21,10 @@ from serfer.local.servers.redis import RedisServer
 from serfer.results import Results, npy_bytes
 from serfer.results.manifest import decode_manifest, encode_manifest, planned_manifest
 from serfer.storage import open_store
-from serfer.storage.wrapping import CountingStore
 from serfer_bench.core.s3_server import S3Server
 from tests.core.plans import small_plan
 from tests.results.stored import NOW, PLACE, dense, stored
+from tests.support.counting_store import CountingStore
 from tests.support.hand_clock import Clock
 
 SEVERAL = {

@@ -15,7 +15,6 @@ def digests(directories):
 
 
 def files(directory):
-    """Return the paths of all files below a directory."""
     return {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
 
 
@@ -34,7 +33,6 @@ def _template(plan, chosen):
 
 
 def build(place, plan=None, **choices):
-    """Write a BUILD directory without its packages, and return it."""
     plan, chosen = plan or small_plan(), options(**choices)
     plans = place / "driver" / "plans" / digest12(plan)
     plans.mkdir(parents=True)

@@ -26,7 +26,6 @@ ACCESS = Access("x", "x")
 
 
 def run_sam(*arguments, cwd):
-    """Run SAM CLI with no network and no credentials."""
     return _run([SAM, *arguments], cwd)
 
 

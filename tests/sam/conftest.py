@@ -77,8 +77,6 @@ def light_layers(monkeypatch):
 
 @pytest.fixture
 def packed(tmp_path, cache, light_layers):  # noqa: ARG001 - a fixture
-    """Package a plan into tmp_path/NAME, with light layers."""
-
     def packed(plan, options=OPTIONS, name="build", **more):
         return package.package(
             plan, tmp_path / name, options, Settings(cache_dir=cache), progress=lambda _: None, **more
@@ -94,7 +92,6 @@ def region(monkeypatch):
 
 @pytest.fixture
 def aws(monkeypatch):
-    """A session of an empty account of moto's."""
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "any")
@@ -113,7 +110,6 @@ def pair(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def account(tmp_path_factory):
-    """An empty AWS account, as far as ministack is one."""
     python = python_of_ministack()
     directory = tmp_path_factory.mktemp("account")
     with Ministack(directory, python) as running:
@@ -123,7 +119,6 @@ def account(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def plans(tmp_path_factory):
-    """Two plans of one network."""
     root = tmp_path_factory.mktemp("plans")
     return [split_small(root / str(number), grids=grids) for number, grids in enumerate(GRIDS)]
 

@@ -46,7 +46,6 @@ class Deployed:
         return subprocess.run(command, cwd=ROOT, env=self.variables, capture_output=True, text=True, check=False)
 
     def run(self, *command):
-        """Run a command that has to succeed; return what it printed."""
         done = self.tried(*command)
         assert done.returncode == 0, f"{command}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
         return done.stdout
@@ -132,7 +131,6 @@ def deployed(account, root, name, plan, *options, package=None):
 
 
 def called(*words):
-    """Run `serfer deploy` in this process; return its exit code."""
     return _exit_code(app, ["deploy", *map(str, words)], _Interrupt())
 
 

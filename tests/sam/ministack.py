@@ -83,11 +83,9 @@ class Ministack(MinistackServer):
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables by which AWS's tools find this account."""
         return {**self.variables, "AWS_DISABLE_HOST_PREFIX_INJECTION": "true", "SAM_CLI_TELEMETRY": "0"}
 
     def client(self, service: str):
-        """Return a boto3 client of a service."""
         return boto3.client(
             service,
             region_name=REGION,

@@ -39,7 +39,6 @@ class MinistackServer(LocalServer):
 
     @property
     def variables(self):
-        """Return what leads boto3 to this server."""
         return {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}",
             "AWS_ACCESS_KEY_ID": "testing",

@@ -47,7 +47,6 @@ def newer_symbols(wheel):
 
 
 def main():
-    """Write all lock files."""
     pinned = versions()
     layers = {layer: sorted(map(canonicalize_name, each.distributions)) for layer, each in CONTENTS.items()}
     wanted = {name: pinned[name] for names in layers.values() for name in names}

@@ -251,7 +251,6 @@ class Daemon:
         pytest.fail("".join(self._lines))
 
     def terminate(self):
-        """Send SIGTERM, and return the exit code."""
         self._process.terminate()
         return self._process.wait(60)
 
@@ -338,7 +337,6 @@ def test_no_request_fails_while_a_fleet_changes_over_to_another_plan(built, plan
 
 
 def wait_for(true, most_s=120):
-    """Wait for what other threads bring about."""
     deadline = time.monotonic() + most_s
     while not true():
         assert time.monotonic() < deadline

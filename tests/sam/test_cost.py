@@ -150,8 +150,7 @@ def test_month_adds_up_and_a_fleet_grows_with_it():
     assert busy.usd == pytest.approx(sum(line.usd for line in busy.lines))
     idle = bill(one, template).idle_usd
     assert busy.usd - idle == pytest.approx(10_000_000 * query_usage(one).usd, rel=0.01)
-    fixed = bill(one, template, loads=[100], cold_share=0.0).months[0]
-    assert fixed.usd < rare.usd
+    assert bill(one, template, loads=[100], cold_share=0.0).months[0].usd < rare.usd
     one, template = deployed_with(drivers="fleet", store="s3")
     small, large = bill(one, template, loads=[1000, 10**9]).months
     machines = [next(line for line in month.lines if line.item.startswith("drivers, ")) for month in (small, large)]

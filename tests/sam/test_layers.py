@@ -47,7 +47,7 @@ import sys
 import serfer.api.entrypoints.daemon, serfer.api.entrypoints.function, serfer.api.entrypoints.aws_driver
 import serfer.wiring.open_pipeline, serfer.drivers.stepfunctions.client
 import serfer.storage.s3.store, serfer.storage.redis.store, serfer.storage.redis.cluster, serfer.storage.redis.iam
-import serfer.storage.redis.client
+import serfer.storage.redis.resp
 import serfer.registry.opening, serfer.registry.store
 import boto3.session
 from botocore.session import get_session
@@ -169,8 +169,8 @@ def test_layers_leave_room(worker, driver):
 @pytest.mark.deploy
 def test_a_worker_layer_equals_the_splitters_package(worker):
     top = {path.name for path in (worker[0] / "python").iterdir() if not path.name.endswith((".dist-info", ".py"))}
-    assert {"serfer", "numpy", "onnxruntime", "msgpack", "redis", "botocore"} <= top
-    assert not {"boto3", "torch", "onnx", "fastapi", "aiohttp"} & top
+    assert {"serfer", "numpy", "onnxruntime", "msgpack", "botocore"} <= top
+    assert not {"boto3", "torch", "onnx", "fastapi", "aiohttp", "redis"} & top
     packed = files(worker[0] / "python")
     assert all(WORKER.keeps(name) for name in packed if not name.endswith(".pyc"))
     assert {name for name, _ in WORKER.our_files()} <= packed
@@ -195,8 +195,7 @@ def small(tmp_path, monkeypatch):
 
 def test_a_layer_without_a_local_compiler_is_left_uncompiled(tmp_path, small, monkeypatch):
     monkeypatch.setattr(layers, "interpreter", lambda _: None)
-    built = worker_layer(tmp_path / "layer", OPTIONS, small)
-    assert built.compiled_by is None
+    assert worker_layer(tmp_path / "layer", OPTIONS, small).compiled_by is None
     assert not [name for name in files(tmp_path / "layer") if name.endswith(".pyc")]
 
 

@@ -75,7 +75,6 @@ class Stack:
         return {output["OutputKey"]: output["OutputValue"] for output in stack["Outputs"]}
 
     def _create(self):
-        """Create it; return the types that moto says it does not know."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             self._client.create_stack(

@@ -36,7 +36,6 @@ pytestmark = pytest.mark.usefixtures("light_layers")
 
 @pytest.fixture(scope="module")
 def plans(tmp_path_factory):
-    """Three plans of one network."""
     root = tmp_path_factory.mktemp("plans")
     return [
         split_small(root / "one"),
@@ -152,8 +151,7 @@ def test_the_same_inputs_give_the_same_bytes(packed, plans, tmp_path):
     again = packed(plans[0])
     assert first == again
     assert tree_digest(tmp_path / "before") == tree_digest(tmp_path / "build")
-    other = packed(plans[1], keep_previous=False)
-    assert other.digest != first.digest
+    assert packed(plans[1], keep_previous=False).digest != first.digest
 
 
 def test_the_previous_plan_is_kept_until_the_next_package(packed, plans, tmp_path):
@@ -491,8 +489,7 @@ class TestColdPlan:
 
     @pytest.mark.parametrize("engine", ["poll", "stepfunctions", "stepfunctions-express"])
     def test_an_engine_that_runs_one_plan_leaves_it_out(self, packed, pair, tmp_path, engine):
-        deployment = packed(pair, replace(OPTIONS, engine=engine))
-        assert deployment.cold == {}
+        assert packed(pair, replace(OPTIONS, engine=engine)).cold == {}
         assert not any(digests([pair / COLD_DIRECTORY])[0] in name for name in files(tmp_path / "build"))
 
     def test_the_command_lists_its_functions_or_says_that_it_is_left_out(self, pair, tmp_path, cache, monkeypatch):

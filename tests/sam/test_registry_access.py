@@ -54,7 +54,6 @@ def access(moto, monkeypatch):
 
 
 def plain(value):
-    """Return a statement as CloudFormation resolves it."""
     if isinstance(value, dict):
         return (
             value["Fn::Sub"].replace("${AWS::Partition}", "aws")

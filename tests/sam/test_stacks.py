@@ -47,7 +47,6 @@ def session(server, monkeypatch):
 
 
 def zipped(directory):
-    """Return what `sam build` would upload of a sealed directory."""
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w") as archive:
         for path in sorted(directory.rglob("*")):
@@ -145,8 +144,7 @@ def test_a_plan_that_the_driver_runs_is_fetched_back_from_the_driver(session, pa
     package = zipped(tmp_path / "gone" / "driver")
     client.create_function(FunctionName="test-dev-driver", Code={"ZipFile": package}, **made)
     deploy(session, "test-dev", [digest], driver_runs=digest)
-    deployment = packed(plans[1], previous_of="test-dev")
-    assert deployment.plans == tuple(digests([plans[1], whole]))
+    assert packed(plans[1], previous_of="test-dev").plans == tuple(digests([plans[1], whole]))
     stack = stacks.our_stack(session.client("cloudformation"), "test-dev")
     assert fetch.fetch_plan(stack, digest, session, tmp_path / "back", print).digest == load_plan(whole).digest
     client.delete_function(FunctionName="test-dev-driver")

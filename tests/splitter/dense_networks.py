@@ -46,8 +46,6 @@ class UNet(nn.Module):
 
 
 class SuperResolution(nn.Sequential):
-    """ESPCN: convolutions, and channels that become pixels."""
-
     def __init__(self, factor):
         last = nn.Conv2d(12, 3 * factor**2, 3, padding=1)
         super().__init__(
@@ -135,8 +133,6 @@ class Dilated(nn.Module):
 
 
 class Labels(nn.Module):
-    """The best class of each pixel, at twice the size."""
-
     def __init__(self, net):
         super().__init__()
         self.net = net

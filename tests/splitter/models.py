@@ -78,11 +78,9 @@ class Net(Graph):
         return model
 
     def save(self, directory, *outputs, **options):
-        """Write the model; return the path of its file."""
         return saved(directory, self.model(*outputs, **options))
 
     def graph(self, *outputs, **options):
-        """Return the network as the splitter reads it."""
         return from_onnx(self.model(*outputs, **options), *self.size[1:])
 
     def batch_of(self, count):
@@ -95,13 +93,11 @@ def of(kind, *constants, **attributes):
 
 
 def saved(directory, model):
-    """Write a model; return the path of its file."""
     onnx.save(model, directory / "net.onnx")
     return directory / "net.onnx"
 
 
 def unsplit(model, batch):
-    """Run a model as ONNX Runtime has it."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1

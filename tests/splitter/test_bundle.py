@@ -110,6 +110,7 @@ def test_no_function_contains_torch_or_unused_packages_or_data(functions, cache)
         assert not [path for path in files if path.suffix == ".pyi" or "tests" in path.parts]
         assert {path.parts[1] for path in files if path.parts[0] == "serfer" and len(path.parts) > 1} <= {
             "core",
+            "files.py",
             "lambdas",
             "plan_directory.py",
             "plug_ins.py",

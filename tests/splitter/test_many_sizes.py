@@ -41,7 +41,6 @@ def quickly(monkeypatch):
 
 
 def backbone(net):
-    """Two convolutions, the second of stride 8."""
     x = net.op("Relu", net.conv("x", 3, 4, 3))
     return net.conv(x, 4, 5, [8, 8], strides=[8, 8])
 

@@ -151,7 +151,6 @@ def check(wish):
 
 
 def both_answers(wish):
-    """Return a split network's answer and the unsplit one's."""
     model, graph = read(wish)
     decision = some_gangs(decide(wish, graph), wish.seed)
     note(repr(wish))

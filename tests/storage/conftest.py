@@ -2,7 +2,6 @@ import time
 
 import pytest
 
-from serfer import storage
 from serfer.local.servers.redis import RedisServer
 from serfer.storage import open_store
 
@@ -44,11 +43,6 @@ def url(server):
 def store(url):
     with open_store(url) as store:
         yield store
-
-
-@pytest.fixture(params=[False, True], ids=["redis-py", "worker"])
-def both_clients(request, monkeypatch):
-    monkeypatch.setattr(storage, "in_worker", request.param)
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from serfer.storage.contract import CoordinationContract, ExchangeContract, Stor
 from serfer.storage.exchange import START, Message
 from serfer.storage.file.store import FileStore
 from tests.storage.file_process import SHARED, claimed
-from tests.test_build_cache import give_away
 
 
 @contextmanager
@@ -95,7 +94,7 @@ class TestFile(StoreContract, CoordinationContract, ExchangeContract):
         assert names(tmp_path / "store") == ["#lock", "kept=", "new="]
 
     @pytest.mark.who_may
-    def test_only_its_owner_may_read_it_or_plant_in_it(self, store, exchange, tmp_path, monkeypatch):
+    def test_only_its_owner_may_read_it(self, store, exchange, tmp_path):
         store.put("x" * 300, b"x", 60)
         exchange.send([Message("y" * 300, b"x")], 60)
         modes = {path.is_dir(): path.stat().st_mode & 0o777 for path in [*(tmp_path / "store").rglob("*")]}
@@ -104,10 +103,6 @@ class TestFile(StoreContract, CoordinationContract, ExchangeContract):
         (tmp_path / "given").mkdir(0o750)
         FileStore(tmp_path / "given")
         assert (tmp_path / "given").stat().st_mode & 0o777 == 0o750
-        give_away(tmp_path / "given", monkeypatch)
-        (tmp_path / "given").chmod(0o1777)
-        with pytest.raises(UsageError, match="belongs to another user"):
-            FileStore(tmp_path / "given")
 
     @pytest.mark.killed
     def test_sweep_removes_a_killed_writers_files(self, clock, tmp_path):

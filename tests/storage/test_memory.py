@@ -15,8 +15,6 @@ from serfer.storage.memory import MemoryStore
 
 
 class RawMemory:
-    """The dict of a memory store."""
-
     def __init__(self, store, clock):
         self.values, self.clock = store._values, clock
 

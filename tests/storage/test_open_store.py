@@ -7,7 +7,6 @@ import pytest
 
 from serfer.core.errors import StoreError, UsageError
 from serfer.storage import Store, open_store, redact
-from serfer.storage.deferred_init import defer_init
 from serfer.storage.file.store import FileStore
 from serfer.storage.memory import MemoryStore
 
@@ -85,7 +84,7 @@ def open_mine(url):
 def test_only_the_backend_in_use_is_imported():
     code = (
         "import sys; from serfer import storage; storage.open_store('memory://');"
-        "print('redis' in sys.modules, 'fcntl' in sys.modules)"
+        "print('serfer.storage.redis' in sys.modules, 'fcntl' in sys.modules)"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout == "False False\n"
@@ -119,56 +118,3 @@ def test_only_the_backend_in_use_is_imported():
 )
 def test_redact(url, shown):
     assert redact(url) == shown
-
-
-@pytest.fixture
-def package(tmp_path, monkeypatch):
-    directory = tmp_path / "deferred_package"
-    directory.mkdir()
-    (directory / "__init__.py").write_text("from deferred_package import other\nVALUE = 7\n")
-    (directory / "module.py").write_text("NAME = 'module'\n")
-    (directory / "other.py").write_text("")
-    monkeypatch.syspath_prepend(tmp_path)
-    yield "deferred_package"
-    for name in [name for name in sys.modules if name.startswith("deferred_package")]:
-        del sys.modules[name]
-
-
-def test_a_module_is_imported_without_the_packages_init(package):
-    defer_init(package)
-    from deferred_package import module  # noqa: PLC0415
-
-    assert module.NAME == "module"
-
-
-def test_the_init_runs_when_a_name_is_requested(package):
-    defer_init(package)
-    import deferred_package.module  # noqa: PLC0415
-
-    assert f"{package}.other" not in sys.modules
-    with pytest.raises(AttributeError):
-        _ = deferred_package.__missing__
-    assert f"{package}.other" not in sys.modules
-    assert deferred_package.VALUE == 7
-    assert f"{package}.other" in sys.modules
-    assert deferred_package.module.NAME == "module"
-    defer_init(package)
-    assert sys.modules[package] is deferred_package
-
-
-def test_a_package_that_is_not_installed_stays_missing():
-    defer_init("package_that_nobody_has")
-    assert "package_that_nobody_has" not in sys.modules
-
-
-def test_a_workers_redis_store_imports_no_client_and_the_package_is_whole_when_it_is_used():
-    code = (
-        "import serfer.storage, sys\n"
-        "serfer.storage.in_worker = True\n"
-        "serfer.storage.open_store('redis://127.0.0.1:1/0').close()\n"
-        "print([f'redis.{name}' in sys.modules for name in ('exceptions', 'connection', 'client', 'asyncio')])\n"
-        "from redis import Redis\n"
-        "print(Redis.__module__, 'redis.cluster' in sys.modules)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["[True, False, False, False]", "redis.client True"]

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import redis
 
-from serfer import storage
 from serfer.core.errors import StoreError, StoreUnavailableError, UsageError, ValueTooLargeError
 from serfer.local.servers.redis import RedisServer
 from serfer.storage import open_store
@@ -19,11 +18,15 @@ from tests.support.redis62 import Redis62Server, has_redis62
 
 FORKING = """
 import os, sys
+from contextlib import nullcontext
 from serfer.storage import open_store
-with open_store(sys.argv[1]) as store:
+with open_store(sys.argv[1] + "?max_connections=1&timeout=1") as store:
     mine = store.execute([("CLIENT", "ID")])
-    if not (child := os.fork()):
-        os._exit(store.execute([("CLIENT", "ID")]) == mine)
+    pool = store._commands._pool
+    with {"idle": nullcontext(), "in use": store._commands.sent([("PING",)]), "locked": pool._free}[sys.argv[2]]:
+        if not (child := os.fork()):
+            theirs = [store.execute([("CLIENT", "ID")]) for _ in range(2)]
+            os._exit(mine in theirs or theirs[0] != theirs[1])
     code = os.waitpid(child, 0)[1]
     again = store.execute([("CLIENT", "ID")])
 print("another in the child," if code == 0 else "the same in the child,", again == mine)
@@ -31,8 +34,6 @@ print("another in the child," if code == 0 else "the same in the child,", again 
 
 
 class RawRedis:
-    """A server's strings, by redis-py's client."""
-
     def __init__(self, client):
         self.client = client
 
@@ -55,8 +56,6 @@ def expire(store):
 
 
 class RedisContract(StoreContract):
-    """What holds of either client."""
-
     @pytest.fixture
     def raw(self, server):
         with redis.Redis.from_url(server.url) as client:
@@ -96,17 +95,27 @@ class TestRedis(RedisContract, CoordinationContract):
         assert _connections(store) == first + 1
 
     def test_a_connection_in_use_while_the_store_closes_answers_and_is_closed_then(self, server, store):
-        with store._node.sent([("CLIENT", "ID")]) as read:
+        with store._commands.sent([("CLIENT", "ID")]) as read:
             store.close()
             [number] = read()
         with open_store(server.url) as watch:
             _until(lambda: b"id=%d " % number not in watch.execute([("CLIENT", "LIST")])[0])
         assert store.exists(["k"]) == [False]
 
-    def test_a_forked_process_leaves_its_parents_connections_alone(self, server):
+    @pytest.mark.parametrize("state", ["idle", "in use", "locked"])
+    def test_a_forked_process_leaves_its_parents_connections_alone(self, server, state):
         # In a process of its own: this one may have reserved more addresses for ONNX Runtime than can be forked.
-        done = subprocess.run([sys.executable, "-c", FORKING, server.url], capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stdout) == (0, "another in the child, True\n"), done.stderr
+        command = [sys.executable, "-c", FORKING, server.url, state]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        same = state != "in use"  # whose reply nobody has read
+        assert (done.returncode, done.stdout) == (0, f"another in the child, {same}\n"), done.stderr
+
+    def test_a_connection_that_cannot_be_opened_takes_no_place_of_another(self):
+        with RedisServer() as server, open_store(server.url + "?max_connections=1&timeout=0") as store:
+            server.stop()
+            for _ in range(2):
+                with pytest.raises(StoreUnavailableError, match="cannot be reached"):
+                    store.get("k")
 
     def test_value_beyond_the_limit(self, store, key):
         with (
@@ -242,29 +251,6 @@ class TestRedisExchange(ExchangeContract):
             exchange.send([Message(key, b"x")], 60)
 
 
-@pytest.fixture
-def in_worker(monkeypatch):
-    monkeypatch.setattr(storage, "in_worker", True)
-
-
-@pytest.mark.usefixtures("in_worker")
-class TestRedisOfWorkers(RedisContract):
-    def test_redis_py_is_not_imported(self, server):
-        code = (
-            "import sys; from serfer import storage; storage.in_worker = True;"
-            "storage.open_store(sys.argv[1]).exists(['k']); print('redis.connection' in sys.modules)"
-        )
-        run = subprocess.run([sys.executable, "-c", code, server.url], capture_output=True, text=True, check=True)
-        assert run.stdout == "False\n"
-
-
-@pytest.mark.usefixtures("in_worker")
-class TestRedisExchangeOfWorkers(ExchangeContract):
-    @pytest.fixture
-    def url(self, server):
-        return server.url
-
-
 def _check_unavailable(ask, server):
     with pytest.raises(StoreUnavailableError) as caught:
         ask()
@@ -283,7 +269,6 @@ def _processed(info):
 
 
 def _connections(store):
-    """Return how many connections its server has had."""
     return int(store.execute([("INFO", "stats")])[0].partition(b"total_connections_received:")[2].split()[0])
 
 

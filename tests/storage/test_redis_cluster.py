@@ -5,9 +5,10 @@ from contextlib import contextmanager
 
 import pytest
 import redis
-from redis.crc import key_slot
+import redis.crc
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from serfer import storage
 from serfer.core.errors import MissingKeyError, StoreError, StoreUnavailableError, UsageError
 from serfer.core.keys import output_key, query_id
 from serfer.local.servers.redis import RedisServer
@@ -15,7 +16,7 @@ from serfer.storage import Range, open_store
 from serfer.storage.contract import CoordinationContract, ExchangeContract, StoreContract
 from serfer.storage.coordination import Entry
 from serfer.storage.exchange import START, Message
-from serfer.storage.redis.cluster import _owners
+from serfer.storage.redis.cluster import SLOTS, _owners, key_slot
 from serfer_bench.core.redis_cluster import RedisCluster
 from tests.storage.test_redis import RawRedis, expire  # noqa: F401 - a fixture
 
@@ -34,26 +35,33 @@ def key_on(node, nodes=3):
     """Make up a key whose slot lies with the `node`-th of so many nodes."""
     while True:
         key = f"k:{secrets.token_hex(8)}"
-        if key_slot(key.encode()) * nodes // 16384 == node:
+        if key_slot(key) * nodes // SLOTS == node:
             return key
 
 
 @contextmanager
 def slot_move(cluster, slot):
     with cluster.client(0) as source, cluster.client(1) as target, cluster.client(2) as witness:
-        ids = [client.execute_command("CLUSTER", "MYID").decode() for client in (source, target)]
-        target.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[0])
-        source.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[1])
+        ids = [client.execute([("CLUSTER", "MYID")])[0] for client in (source, target)]
+        target.execute([("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[0])])
+        source.execute([("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[1])])
 
         def send(key):
             where = ("127.0.0.1", cluster.nodes[1].port, key, 0, 5000)
-            assert source.execute_command("MIGRATE", *where, "AUTH", password_of(cluster)) == b"OK"
+            assert source.execute([("MIGRATE", *where, "AUTH", password_of(cluster))]) == [b"OK"]
 
         yield send
-        for key in source.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 100):  # what another test left there
+        for key in source.execute([("CLUSTER", "GETKEYSINSLOT", slot, 100)])[0]:  # what another test left there
             send(key)
         for client in (target, source, witness):
-            client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[1])
+            client.execute([("CLUSTER", "SETSLOT", slot, "NODE", ids[1])])
+
+
+@given(st.text(alphabet="{}ab:é", max_size=12))
+@example("{}{a}")
+def test_slot_of_a_key_is_that_of_redis_py(key):
+    assert SLOTS == redis.crc.REDIS_CLUSTER_HASH_SLOTS
+    assert key_slot(key) == redis.crc.key_slot(key.encode())
 
 
 class TestRedisCluster(StoreContract, CoordinationContract):
@@ -67,23 +75,22 @@ class TestRedisCluster(StoreContract, CoordinationContract):
             yield RawRedis(client)
 
     def test_a_tagged_querys_keys_share_a_slot_and_others_spread(self, cluster):
-        digits = secrets.token_hex(16)
         with cluster.client(0) as client:
             slots = [
-                {client.execute_command("CLUSTER", "KEYSLOT", output_key(query, stage, tile)) for tile in range(16)}
-                for query in (query_id(digits, one_slot=True), query_id(digits, one_slot=False))
+                {*client.execute([("CLUSTER", "KEYSLOT", output_key(query, stage, tile)) for tile in range(16)])}
+                for query in (query_id(one_slot=True), query_id(one_slot=False))
                 for stage in range(3)
             ]
         assert len(set.union(*slots[:3])) == 1
         assert len(set.union(*slots[3:])) > 30
 
     def test_a_tagged_querys_keys_are_read_from_one_node(self, store):
-        query = query_id(secrets.token_hex(16), one_slot=True)
+        query = query_id(one_slot=True)
         keys = [output_key(query, 0, tile) for tile in range(16)]
         for key in keys:
             store.put(key, key.encode(), 60)
         assert store.get_many([Range(key) for key in keys]) == [key.encode() for key in keys]
-        connected = [node for node in store._cluster._nodes.values() if _connections(node)]
+        connected = [node for node in store._commands._nodes.values() if _connections(node)]
         assert len(connected) <= 2  # and one to ask who owns the slot
 
     def test_keys_of_all_nodes_in_one_call_keep_their_order(self, store):
@@ -96,7 +103,7 @@ class TestRedisCluster(StoreContract, CoordinationContract):
             store.get_many([Range(key) for key in keys])
         store.delete(keys)
         assert store.exists(keys) == [False] * 30
-        assert all(_connections(node) == 1 for node in store._cluster._nodes.values())
+        assert all(_connections(node) == 1 for node in store._commands._nodes.values())
 
     @pytest.mark.two_at_once
     def test_few_connections_for_many_threads_do_not_wait_in_a_ring(self, cluster):
@@ -138,11 +145,9 @@ class TestRedisCluster(StoreContract, CoordinationContract):
         with open_store(url) as store, pytest.raises(StoreUnavailableError, match=message):
             store.exists([key_on(0), key_on(1)])
 
-    @pytest.mark.parametrize("in_worker", [False, True])
-    def test_a_slot_that_moves_is_followed(self, cluster, store, in_worker, monkeypatch):
-        monkeypatch.setattr(storage, "in_worker", in_worker)
+    def test_a_slot_that_moves_is_followed(self, cluster, store):
         tag = f"{{{key_on(0)}}}"
-        slot = key_slot(tag.encode())
+        slot = key_slot(tag)
         ahead, behind, fresh = (f"{tag}:{name}" for name in ("ahead", "behind", "new"))
         store.put(ahead, b"ahead", 60)
         store.put(behind, b"behind", 60)
@@ -153,7 +158,7 @@ class TestRedisCluster(StoreContract, CoordinationContract):
             assert store.exists([fresh, ahead, behind, f"{tag}:none"]) == [True, True, True, False]
             send(behind)
         assert store.get_many([Range(fresh), Range(ahead), Range(behind)]) == [b"new", b"ahead", b"behind"]
-        assert store._cluster._owners[slot] == ("127.0.0.1", cluster.nodes[1].port)
+        assert store._commands._owners[slot] == ("127.0.0.1", cluster.nodes[1].port)
         store.delete([ahead, behind, fresh])
         assert store.exists([ahead, behind, fresh]) == [False] * 3
 
@@ -169,12 +174,10 @@ class TestRedisClusterExchange(ExchangeContract):
         assert [exchange.receive(key, START, 0)[0].value for key in keys] == [key.encode() for key in keys]
         assert all(50_000 < left_ms <= 60_000 for left_ms in store.execute([("PTTL", key) for key in keys]))
 
-    @pytest.mark.parametrize("in_worker", [False, True])
     @pytest.mark.parametrize("first", [[], [b"1"]])
-    def test_a_wait_follows_a_slot_that_moves(self, cluster, store, exchange, first, in_worker, monkeypatch):
-        monkeypatch.setattr(storage, "in_worker", in_worker)
+    def test_a_wait_follows_a_slot_that_moves(self, cluster, store, exchange, first):
         tag = f"{{{key_on(0)}}}"
-        slot, key, kept = key_slot(tag.encode()), f"{tag}:in", f"{tag}:kept"
+        slot, key, kept = key_slot(tag), f"{tag}:in", f"{tag}:kept"
         exchange.send([Message(each, value) for each in (key, kept) for value in first], 60)
         after = [message.cursor for message in exchange.receive(key, START, 0)]
 
@@ -222,7 +225,7 @@ class TestRedisClusterExchange(ExchangeContract):
 
 def test_a_write_whose_reply_is_lost_is_sent_again_and_found_to_be_its_own(cluster, monkeypatch):
     with open_store(cluster.url) as store:
-        key, exchange, lost, coordination = key_on(0), store._cluster._send_and_read, [], store.coordination()
+        key, exchange, lost, coordination = key_on(0), store._commands._send_and_read, [], store.coordination()
 
         def losing(batches):
             answers = exchange(batches)
@@ -231,8 +234,8 @@ def test_a_write_whose_reply_is_lost_is_sent_again_and_found_to_be_its_own(clust
                 raise StoreUnavailableError("the node is gone")
             return answers
 
-        monkeypatch.setattr(store._cluster, "_send_and_read", losing)
-        monkeypatch.setattr(store._cluster, "_has_moved", lambda *_: True)
+        monkeypatch.setattr(store._commands, "_send_and_read", losing)
+        monkeypatch.setattr(store._commands, "_has_moved", lambda *_: True)
         store.put(f"{key}:plain", b"x", 60)
         first = coordination.compare_and_set(key, None, b"first", 60)
         second = coordination.compare_and_set(key, first, b"second", 60)
@@ -261,7 +264,7 @@ def test_a_dead_node_is_reported_and_the_new_owner_of_its_slots_is_found():
 
 
 def _connections(node):
-    return sum(count for count, _ in node._pool.get_connection_count())
+    return len(node._pool._idle) + len(node._pool._in_use)
 
 
 def _refusal_when_down(store, key):
@@ -286,14 +289,10 @@ def _when_up(write):
 
 def _take_over(cluster):
     """Give the first node's slots to the second, and say so to the third."""
-    slots = range(16384 // 3 + 1)
     with cluster.client(1) as taker, cluster.client(2) as witness:
-        name = taker.execute_command("CLUSTER", "MYID").decode()
+        [name] = taker.execute([("CLUSTER", "MYID")])
         for client in (taker, witness):
-            with client.pipeline(transaction=False) as pipeline:
-                for slot in slots:
-                    pipeline.execute_command("CLUSTER", "SETSLOT", slot, "NODE", name)
-                pipeline.execute()
+            client.execute([("CLUSTER", "SETSLOT", slot, "NODE", name) for slot in range(SLOTS // 3 + 1)])
 
 
 @pytest.mark.hostile

@@ -5,20 +5,15 @@ import threading
 from contextlib import contextmanager
 
 import pytest
-from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from serfer import storage
 from serfer.core.errors import StoreUnavailableError, ValueTooLargeError
 from serfer.local.servers.redis import RedisServer
 from serfer.storage import open_store
 from serfer.storage.exchange import START, Message
-from serfer.storage.redis.errors import explained
+from serfer.storage.redis.errors import failure
 from tests.support.redis62 import Redis62Server, has_redis62
 
 PASSWORD = "hush-hush"  # noqa: S105  of servers that end with the test
-
-
-pytestmark = pytest.mark.usefixtures("both_clients")
 
 
 @pytest.fixture
@@ -28,8 +23,11 @@ def server():
 
 
 @contextmanager
-def answering(answer):
-    """Listen on a free port; send each client `answer` once it has said something, then close, or with None wait."""
+def answering(answer, *, first=False):
+    """Listen on a free port; send each client `answer` once it has said something, then close, or with None wait.
+
+    With `first` it is sent at once.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         waiting = []
 
@@ -43,7 +41,8 @@ def answering(answer):
                     waiting.append(client)
                     continue
                 with client:
-                    client.recv(1000)
+                    if not first:
+                        client.recv(1000)
                     client.sendall(answer)
 
         thread = threading.Thread(target=serve)
@@ -99,10 +98,8 @@ class TestNoRedisThere:
         assert "host and port in --store" in says
 
     def test_the_network_swallows_everything(self):
-        error = RedisTimeoutError("Timeout connecting to server")
-        error.__context__ = TimeoutError("timed out")
-        says = str(explained(error, "host:1", "GET"))
-        assert "Redis at host:1 cannot be reached in time: are host and port in --store right" in says
+        says = failure(TimeoutError("timed out"), "connecting")
+        assert "cannot be reached in time: are host and port in --store right" in says
 
     def test_an_http_server(self, web_port):
         says = refusal(at(web_port))
@@ -202,6 +199,13 @@ class TestTrouble:
             says = refusal(server.url, lambda store: store.coordination().compare_and_set("k", None, b"x", 60))
         assert f"127.0.0.1:{server.port} is full (maxmemory)" in says
 
+    @pytest.mark.parametrize("login", [f":{PASSWORD}@", ""])
+    @pytest.mark.parametrize("size", [1, 8_000_000])
+    def test_a_server_that_refuses_a_connection_before_a_word_is_quoted(self, login, size):
+        with answering(b"-ERR max number of clients reached\r\n", first=True) as port:
+            says = refusal(f"redis://{login}127.0.0.1:{port}", lambda store: store.put("k", bytes(size), 60))
+        assert "has no connection free (max number of clients reached): raise its maxclients" in says
+
     def test_a_replica(self, server):
         with RedisServer() as primary:
             with open_store(server.url) as store:
@@ -223,9 +227,11 @@ class TestTrouble:
         assert f"127.0.0.1:{port}" in says
         assert means in says
 
-    def test_all_our_connections_are_taken(self, server, monkeypatch):
-        monkeypatch.setattr(storage, "in_worker", False)  # a worker takes what it needs
-        with open_store(server.url + "?max_connections=1&timeout=0.05") as store, store._node.sent([("PING",)]) as read:
+    def test_all_our_connections_are_taken(self, server):
+        with (
+            open_store(server.url + "?max_connections=1&timeout=0.05") as store,
+            store._commands.sent([("PING",)]) as read,
+        ):
             with pytest.raises(StoreUnavailableError, match="no connection free: raise max_connections in --store"):
                 store.get("k")
             assert read() == [b"PONG"]

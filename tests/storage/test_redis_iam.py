@@ -11,7 +11,6 @@ from botocore.model import ServiceId
 from botocore.session import Session
 from botocore.signers import RequestSigner
 
-from serfer import storage
 from serfer.core import sigv4
 from serfer.core.errors import StoreUnavailableError, UsageError
 from serfer.local.servers.redis import RedisServer
@@ -51,7 +50,6 @@ def aws(monkeypatch, tmp_path):
 
 @pytest.fixture
 def served(tmp_path):
-    """A server, and the URL at which it takes TLS alone."""
     authority = Authority(tmp_path / "authority")
     with RedisServer() as server, TlsFront(server.port, authority.context("localhost")) as front:
         options = f"iam=my-cache&iam_region=eu-west-1&ssl_ca_certs={authority.file}"
@@ -59,7 +57,7 @@ def served(tmp_path):
 
 
 def login(store):
-    return store._options["login"]()
+    return store._connect.args[-1]["login"]()
 
 
 def signature(cache, parameters, region):
@@ -131,7 +129,7 @@ def test_every_new_connection_logs_in_with_a_fresh_token(clock, served):
         for secret in (token, SECRET, SESSION, token.rpartition("=")[2]):
             assert secret not in str(caught.value)
             assert secret not in repr(caught.value.__cause__)
-            assert secret not in repr(vars(store._node))
+            assert secret not in repr(vars(store._commands))
 
 
 @pytest.mark.who_may
@@ -153,10 +151,8 @@ def test_a_token_is_what_botocores_own_signer_makes():
 
 
 @pytest.mark.who_may
-@pytest.mark.parametrize("in_worker", [False, True])
-def test_a_connection_that_the_server_ends_logs_in_anew(clock, served, monkeypatch, in_worker):
+def test_a_connection_that_the_server_ends_logs_in_anew(clock, served):
     """ElastiCache ends connections after twelve hours."""
-    monkeypatch.setattr(storage, "in_worker", in_worker)
     server, url = served
     with open_store(server.url) as administrator, open_store(url) as store:
         for value in (b"x", b"y"):
@@ -189,8 +185,8 @@ def test_waits_for_messages_log_in_by_it_too(clock, served):
 def test_a_cluster_takes_it_too():
     url = "rediss+cluster://worker@one.example:6379,two.example?iam=my-cache&iam_region=eu-west-1"
     with open_store(url) as store:
-        assert store._options["login"].__self__._user == "worker"
-        assert store._seeds == [("one.example", 6379), ("two.example", 6379)]
+        assert store._connect.args[-1]["login"].__self__._user == "worker"
+        assert store._commands._seeds == [("one.example", 6379), ("two.example", 6379)]
 
 
 @pytest.mark.who_may

@@ -8,8 +8,6 @@ from serfer_bench.core.redis_cluster import RedisCluster
 from tests.storage.test_redis_cluster import password_of
 from tests.storage.tls_front import Authority, TlsFront
 
-pytestmark = pytest.mark.usefixtures("both_clients")
-
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory):
@@ -105,7 +103,7 @@ def test_a_cluster_over_tls(authority):
             for number in range(20):
                 store.put(f"k{number}", b"x", 60)
             assert store.exists([f"k{number}" for number in range(20)]) == [True] * 20
-            assert {("127.0.0.1", one.port), ("127.0.0.1", two.port)} <= store._cluster._nodes.keys()
+            assert {("127.0.0.1", one.port), ("127.0.0.1", two.port)} <= store._commands._nodes.keys()
             exchange = store.exchange()
             exchange.send([Message(f"in{number}", b"x") for number in range(20)], 60)
             assert all(exchange.receive(f"in{number}", START, 30) for number in range(20))

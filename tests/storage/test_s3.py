@@ -314,7 +314,7 @@ def test_other_stores_have_none_and_wrappers_pass_it_on(linked, server, tmp_path
     assert MemoryStore().link(KEY, 60) is None
     with open_store(tmp_path.as_uri()) as files:
         assert files.link(KEY, 60) is None
-    with open_store(wrapped_url("delay", server.url, {"get_ms": 0})) as wrapped:
+    with open_store(wrapped_url("delay", server.url, get_ms=0)) as wrapped:
         assert httpx.get(wrapped.link(KEY, 60)).content == VALUE
     assert httpx.get(WrapperStore(linked).link(KEY, 60)).content == VALUE
 

@@ -235,7 +235,6 @@ ENDS = pytest.mark.parametrize("end", [{"Connection": "close"}, {}], ids=["cut",
 DIGITS, LETTERS = b"0123456789", b"abcdefghij"
 
 
-@pytest.mark.usefixtures("short_reads")
 @ENDS
 @pytest.mark.parametrize(("start", "length"), [(0, None), (2, None), (1, 8)])
 def test_body_that_ends_early_is_continued_from_there(end, start, length, waits):
@@ -249,7 +248,7 @@ def test_body_that_ends_early_is_continued_from_there(end, start, length, waits)
     assert waits == [0, 0]
 
 
-@pytest.mark.usefixtures("short_reads", "waits")
+@pytest.mark.usefixtures("waits")
 @ENDS
 @pytest.mark.parametrize("other", ["refused", '"f"', None])
 def test_object_replaced_between_two_responses_is_read_from_its_start(end, other):
@@ -290,20 +289,22 @@ def test_reads_are_all_answered_where_a_third_of_bodies_end_early(end, waits, mo
     assert len(seen) <= 40 + len(ended) + silent
 
 
-@pytest.mark.usefixtures("short_reads", "waits")
+@pytest.mark.usefixtures("waits")
 @ENDS
 def test_list_goes_on_after_the_page_before_one_that_ends_early(end):
+    asked = []
+
     def answer(request):
         query = dict(parse_qsl(urlsplit(request.path).query))
-        last = query.get("start-after")
-        if len(seen) in {1, 3, 4}:
+        asked.append(query.get("start-after") or "continuation-token" in query)
+        if asked.count(asked[-1]) == 1:  # a slow machine may ask more often
             return 200, {**end, "Content-Length": "1000"}, b"<ListBucketResult>"
-        return 200, {}, listed(["p/z"] if last else names, more=not last)
+        return 200, {}, listed(["p/z"] if asked[-1] else names, more=not asked[-1])
 
     names = [f"p/{number:04}" for number in range(1000)]
-    with stub(answer) as (where, seen), opened(where) as store:
+    with stub(answer) as (where, _), opened(where) as store:
         assert [*store._client.names("p/", 2e9)] == [names, ["p/z"]]
-    assert ["start-after=p%2F0999" in request.path for request in seen] == [False, False, False, True, True]
+    assert [*dict.fromkeys(asked)] == [False, True, "p/0999"]
 
 
 @pytest.mark.usefixtures("waits")

@@ -84,7 +84,6 @@ def scope(request):
 
 
 def signature(request, secret):
-    """Return what botocore makes of the request, by this secret."""
     key_id, _, region, service, _ = scope(request)
     names = re.search("SignedHeaders=([^,]*)", request.headers["authorization"])[1].split(";")
     headers = {name: request.headers[name] for name in (*names, "x-amz-content-sha256")}

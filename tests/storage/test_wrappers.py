@@ -10,10 +10,11 @@ from serfer.core.keys import StoreCounts
 from serfer.storage import Range, open_store
 from serfer.storage.contract import CoordinationContract, ExchangeContract, StoreContract
 from serfer.storage.exchange import START, Message
-from serfer.storage.faults import DelayingStore, FailingStore, delayed, failing
+from serfer.storage.faults import DelayingStore, FailingStore, wrapped_url
 from serfer.storage.memory import MemoryStore
-from serfer.storage.wrapping import CountingStore, WrapperExchange, WrapperStore
+from serfer.storage.wrapping import WrapperStore
 from tests.storage.test_memory import RawMemory
+from tests.support.counting_store import CountingStore
 
 
 class TestWrapper(StoreContract, CoordinationContract, ExchangeContract):
@@ -28,7 +29,7 @@ class TestWrapper(StoreContract, CoordinationContract, ExchangeContract):
 
     @pytest.fixture
     def exchange(self, store):
-        return WrapperExchange(store.exchange())
+        return store.exchange()
 
     @pytest.fixture
     def raw(self, inner, clock):
@@ -134,7 +135,7 @@ class TestFailures:
 
     def test_a_seed_repeats(self):
         def outcomes(seed):
-            with open_store(failing("memory://", fail=0.5, seed=seed)) as store:
+            with open_store(wrapped_url("fail", "memory://", fail=0.5, seed=seed)) as store:
                 return [_fails(store) for _ in range(100)]
 
         assert outcomes(7) == outcomes(7) != outcomes(8)
@@ -166,7 +167,8 @@ def test_a_wrapper_closes_the_store_and_the_inboxes_within_and_has_none_where_th
 
 
 def test_urls_carry_the_options_and_nest():
-    with open_store(delayed(failing("memory://wrapped", fail=1), put_ms=20, get_ms=15, bytes_per_s=1e6)) as store:
+    failing = wrapped_url("fail", "memory://wrapped", fail=1)
+    with open_store(wrapped_url("delay", failing, put_ms=20, get_ms=15, bytes_per_s=1e6)) as store:
         assert (store._put_s, store._get_s, store._byte_s, store._jitter) == (0.02, 0.015, 1e-6, 0)
         with pytest.raises(StoreUnavailableError, match="on purpose"):
             store.put("k", b"x", 60)
@@ -174,7 +176,7 @@ def test_urls_carry_the_options_and_nest():
 
 def test_urls_open_in_other_processes(tmp_path):
     code = "import sys, serfer.storage; serfer.storage.open_store(sys.argv[1]).put('k', b'x', 60)"
-    subprocess.run([sys.executable, "-c", code, delayed(f"file://{tmp_path}/a%20b", put_ms=1)], check=True)
+    subprocess.run([sys.executable, "-c", code, wrapped_url("delay", f"file://{tmp_path}/a%20b", put_ms=1)], check=True)
     with open_store(f"file://{tmp_path}/a%20b") as store:
         assert store.get("k") == b"x"
 
@@ -183,7 +185,7 @@ def test_urls_open_in_other_processes(tmp_path):
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("delay://", "must be delay://[?]store="),
+        ("delay://", "must be [?]store="),
         ("delay://?put_ms=3", "must be"),
         ("delay://?store=memory", "must be"),
         ("delay://memory://?put_ms=3", "must be"),

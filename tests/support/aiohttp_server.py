@@ -7,7 +7,6 @@ from aiohttp import web
 
 @asynccontextmanager
 async def serve_route(method, path, handler, **options):
-    """Serve a route on a free port; yields the server's URL."""
     app = web.Application()
     app.router.add_route(method, path, handler)
     runner = web.AppRunner(app, **options)

@@ -20,7 +20,6 @@ class Graph:
         return self.constants[-1].name
 
     def normal(self, *shape, deviation=0.3):
-        """Return a constant of random weights."""
         return self.constant(self.random.normal(0, deviation, shape))
 
     def op(self, kind, *inputs, output=None, outputs=1, others=(), **attributes):

@@ -9,7 +9,6 @@ from pathlib import Path
 
 
 def wait_for_end(process, patience_s=30.0):
-    """Wait until the process behind a pidfd has ended."""
     assert select.select([process], [], [], patience_s)[0], "the process is still alive"
     os.close(process)
 
@@ -37,7 +36,6 @@ def said_before_kill(code, *arguments, **variables):
 
 
 def check_gone(pid, *folders):
-    """Check that no process is left, nor a file in these folders."""
     assert not Path(f"/proc/{pid}").exists(), "a zombie is left"
     for folder in folders:
         assert list(folder.iterdir()) == []

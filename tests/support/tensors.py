@@ -12,6 +12,5 @@ def triton_input(array, name="input", *, binary=True):
 
 
 def plain(array, **more):
-    """Return a request of float32 values in JSON."""
     given = {"name": "input", "shape": list(array.shape), "datatype": "FP32", "data": array.ravel().tolist()}
     return {"inputs": [given], **more}

@@ -77,11 +77,15 @@ def measured(monkeypatch):
     monkeypatch.setattr(making, "measure_instance", lambda _: figures({1: 1.0}))
 
 
-def test_unknown_labels_are_refused_and_nothing_is_registered(register, validation, kept):
+def test_what_cannot_be_registered_leaves_no_registry(register, validation, tmp_path):
     (validation / "seven").rename(validation / "sieben")
     with pytest.raises(InputError, match="'sieben': it knows 'zero', 'one', 'two' and 7 more"):
         register(validation=validation)
-    assert kept().applications() == []
+    with pytest.raises(InputError, match="nowhere does not exist"):  # before the network is read
+        register("no network at all", validation=tmp_path / "nowhere", name="none")
+    with pytest.raises(InputError, match=r"no\.onnx"):
+        register("no.onnx")
+    assert not (tmp_path / "registry").exists()
 
 
 @pytest.mark.usefixtures("measured")
@@ -153,11 +157,6 @@ def test_a_network_that_cannot_be_split_is_registered_and_the_version_says_so(re
     assert "what cannot be split of the network runs as it is, in one task" in made.remarks[0]
     assert {variant.place for variant in made.variants} >= {Place.FUNCTIONS}
     assert all(variant.accuracy.share < 0.5 for variant in made.variants)
-
-
-def test_a_wrong_directory_is_refused_before_the_network_is_read(register, tmp_path):
-    with pytest.raises(InputError, match="nowhere does not exist"):
-        register("no network at all", validation=tmp_path / "nowhere", name="none")
 
 
 def test_verify_reports_the_accuracy_of_the_plan_and_of_the_network_as_given(files, plan, capsys):

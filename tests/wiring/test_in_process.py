@@ -4,12 +4,15 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import serfer
 import serfer.lambdas.worker
+from serfer.core.costs.sessions import watched_runs
 from serfer.core.errors import MissingKeyError, PlanError, QueryError, UsageError
 from serfer.core.units import MIB
 from serfer.drivers.inprocess import InProcessInvoker
@@ -18,6 +21,7 @@ from serfer.packaging.bundle import WEIGHTS, keep_weights
 from serfer.pipeline.event_loop import LoopThread
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings
+from serfer.wiring.in_process import _session_threads
 from serfer.wiring.open_pipeline import open_pipeline
 from tests.e2e.small import batch, put_weights_in, split_small
 
@@ -54,7 +58,6 @@ def layered(tmp_path, monkeypatch):
 
 @pytest.fixture
 def threads(monkeypatch):
-    """The threads of the sessions of each worker that is made."""
     made, worker = [], serfer.lambdas.worker.Worker
 
     def watched(plan, directory, store, environment, threads, *more, **named):
@@ -82,6 +85,26 @@ def test_a_function_finds_its_files_in_a_layer_and_computes_on_its_own_vcpus(zip
 def test_as_many_threads_compute_a_pass_as_were_set(zipped, threads):
     answer(zipped, Settings(session_threads=3))
     assert threads == [3]
+
+
+@pytest.mark.parametrize(("predicted", "expected"), [((1.0, 18.9), 1), ((1.0, 19.0), 5), ((None, None), 5)])
+def test_a_short_pass_has_one_thread_and_others_all_cores(zipped, monkeypatch, predicted, expected):
+    monkeypatch.setattr("serfer.wiring.in_process.processors", lambda: 5)
+    plan = load_plan(zipped)
+    tile = replace(plan.stages[0].tiles[0], serial_ms=predicted[0], parallel_ms=predicted[1])
+    plan = replace(plan, stages=[replace(plan.stages[0], tiles=[tile])])
+    assert _session_threads(plan, Settings(), None) == expected
+
+
+def test_a_query_needs_no_new_thread(zipped, monkeypatch):
+    def start(_):
+        raise RuntimeError("there is no memory for a thread")  # for want of which Thread.start may wait for ever
+
+    watched_runs.cache_clear()
+    with serfer.open(zipped, workers="inprocess") as pipeline:
+        monkeypatch.setattr(threading.Thread, "start", start)
+        assert pipeline.run(batch(2)).shape[0] == 2
+        monkeypatch.undo()
 
 
 def test_sessions_take_what_was_set_or_a_functions_memory_leaves_or_half_of_what_is_free(zipped, layered, monkeypatch):

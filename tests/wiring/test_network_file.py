@@ -44,8 +44,6 @@ def file(tmp_path_factory):
 
 @pytest.fixture
 def made(settings):
-    """Return a plan's directory, and whether it was made now."""
-
     def run(path, example=None, settings=settings, **described):
         said = []
         directory = plan_of_file(path, settings, said.append, example, Description(**described))

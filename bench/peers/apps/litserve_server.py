@@ -1,7 +1,8 @@
 """LitServe: a process for each worker takes requests from the HTTP server's queue.
 
 The documentation of LitServer (litserve 0.2.19) for CPUs: `workers_per_device` as many as cores; `fast_queue` above 100
-requests a second. An HTTP server for each worker is the default. Batching stays off: one image keeps a core busy.
+requests a second. An HTTP server for each worker is the default. With batches, a pass takes what waits: none waits for
+more (`batch_timeout`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import litserve
 
-from serfer_bench.peers.apps.classifier import PORT, WORKERS, Classifier
+from serfer_bench.peers.apps.classifier import BATCH, PORT, WORKERS, Classifier
 
 
 class Api(litserve.LitAPI):  # type: ignore[misc] # it ships no types that are seen here
@@ -24,13 +25,20 @@ class Api(litserve.LitAPI):  # type: ignore[misc] # it ships no types that are s
     def decode_request(self, request: dict[str, str]) -> bytes:
         return b64decode(request["image"])
 
-    def predict(self, image: bytes) -> dict[str, Any]:
-        return self._classifier.answer(image)
+    def batch(self, inputs: list[bytes]) -> list[bytes]:
+        return inputs
+
+    def predict(self, images: bytes | list[bytes]) -> dict[str, Any] | list[dict[str, Any]]:
+        return self._classifier.answers(images) if isinstance(images, list) else self._classifier.answer(images)
+
+    def unbatch(self, output: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return output
 
     def encode_response(self, output: dict[str, Any]) -> dict[str, Any]:
         return output
 
 
 if __name__ == "__main__":
-    server = litserve.LitServer(Api(), accelerator="cpu", workers_per_device=int(os.environ[WORKERS]), fast_queue=True)
+    api = Api(max_batch_size=int(os.environ[BATCH]), batch_timeout=0.0)
+    server = litserve.LitServer(api, accelerator="cpu", workers_per_device=int(os.environ[WORKERS]), fast_queue=True)
     server.run(host="127.0.0.1", port=int(os.environ[PORT]), generate_client_file=False, log_level="warning")

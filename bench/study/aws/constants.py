@@ -35,7 +35,7 @@ from serfer.pipeline.event_loop import LoopThread
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings, load_settings
 from serfer.storage import open_store
-from serfer.storage.faults import delayed
+from serfer.storage.faults import wrapped_url
 from serfer_bench.core.faults import Faults, Injector
 from serfer_bench.core.options import MarkdownOption
 from serfer_bench.core.platform_times import PlatformTimes
@@ -181,7 +181,7 @@ def _function(directory: Path, constants: Constants, memory_mb: int) -> tuple[Fu
     (directory / "store").mkdir()
     latency_ms = _MS_PER_S * constants.request_s
     inner = (directory / "store").as_uri()
-    url = delayed(inner, put_ms=latency_ms, get_ms=latency_ms, bytes_per_s=constants.bandwidth)
+    url = wrapped_url("delay", inner, put_ms=latency_ms, get_ms=latency_ms, bytes_per_s=constants.bandwidth)
     config = FunctionConfig(
         _FUNCTION,
         code,

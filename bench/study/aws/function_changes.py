@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable
 
     from serfer.core.costs.aws import LambdaFacts
-    from serfer.local.lambda_.http1 import Exchange
+    from serfer.local.lambda_.http_server import Exchange
 
 MOST_CODE_BYTES: Final = 70_000_000
 """Bytes of a request with code: a zip of 50 MB in base64."""

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import typer
 
-from serfer.cli.shared.display import plain, print_table
+from serfer.cli.shared.display import plain, print_table, styled
 from serfer.cli.shared.options import print_json, status_line
 from serfer.cli.shared.terminal import err, out
 from serfer.core.errors import UsageError
@@ -100,7 +100,7 @@ def simulate_cluster(request: ClusterRequest, plot: Path | None, *, as_json: boo
     world = read_cluster(request.scenario)
     _check_load(request, world)
     for warning in world.warnings():
-        err.print(f"[yellow]warning[/]: {plain(f'{request.scenario}: {warning}')}", soft_wrap=True)
+        err.print(styled("warning:", "yellow"), plain(f"{request.scenario}: {warning}"), soft_wrap=True)
     with status_line() as progress:
         load = _load(request, world, progress)
         runs = [run_cluster(world, name, load, request.seed, progress) for name in names]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from serfer.cli.shared.display import plain, print_table
+from serfer.cli.shared.display import plain, print_table, styled
 from serfer.cli.shared.terminal import out
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def print_comparison(comparison: Comparison, evaluations: Sequence[Evaluation]) 
     for text in notes:
         out.print(plain(f"warning: {text}"))
     if first.recommended:
-        out.print(f"[bold]recommended[/]: {plain(first.reason or '')}")
+        out.print(styled("recommended:"), plain(first.reason or ""))
     else:
         out.print("recommended: none, because each candidate refuses queries or answers them late, which costs nothing")
     if any(each.detailed for each in comparison.lambdas):

@@ -46,7 +46,7 @@ def fetch_traces(
             raise UsageError("--from converts a source: say where to, with --out DIR")
         publish(listed(traces, mirror), as_json=as_json)
         return
-    found = [*fetch(traces, directory, given, mirror, lambda line: err.print(line, soft_wrap=True, markup=False))]
+    found = [*fetch(traces, directory, given, mirror, lambda line: err.print(line, soft_wrap=True))]
     publish(results(found, traces, directory), as_json=as_json)
     missing = [one for one in found if one.state == "missing"]
     for one in missing:

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from serfer.cli.shared.display import plain, print_table
+from serfer.cli.shared.display import plain, print_table, styled
 from serfer.cli.shared.options import (
     JsonOption,
     opened,
@@ -24,7 +24,7 @@ from serfer.control.scenario import DEFAULT_SCENARIO, LambdaTarget, Scenario, re
 from serfer.core.errors import UsageError
 from serfer.core.plan.window_plan import check_whole_images
 from serfer.cost.driver_limits import DriverLimits
-from serfer.cost.loads.dates import unix_time
+from serfer.cost.loads.access_logs import unix_time
 from serfer.cost.service_times import scenario_times
 from serfer.files import check_place
 from serfer.pictures import check_suffix
@@ -218,7 +218,7 @@ def simulate(
     given = read_scenario(scenario)
     world = _priced(given, plan, calibration)
     for warning in [*world.warnings(), *_late_decisions(world, period_s), *_dollars(given, calibration)]:
-        err.print(f"[yellow]warning[/]: {plain(f'{scenario}: {warning}')}", soft_wrap=True)
+        err.print(styled("warning:", "yellow"), plain(f"{scenario}: {warning}"), soft_wrap=True)
     policy = policy or [ALL]
     names = policy_names(policies_of(policy), world)
     seen = _load_spec(history, "0", None, math.inf).read(seed) if history else None

@@ -61,7 +61,7 @@ def train_forecaster(
             {"file": str(out_file), "minutes": len(seen), "judged": len(judged), "train_s": took_s, "errors": errors}
         )
         return
-    err.print(f"trained on {len(seen):,} minutes in {took_s:.1f} s: {out_file}", soft_wrap=True, markup=False)
+    err.print(f"trained on {len(seen):,} minutes in {took_s:.1f} s: {out_file}", soft_wrap=True)
     if found:
         out.print("mean absolute error over the mean peak:")
         rows = (

@@ -22,7 +22,7 @@ from typing import Any, Final
 import numpy as np
 
 from serfer.core.errors import InputError
-from serfer.cost.loads.dates import unix_time
+from serfer.cost.loads.access_logs import unix_time
 from serfer.cost.loads.trace import MAX_ROWS, Trace, of_counts
 
 EXPECTED: Final = (

@@ -16,18 +16,19 @@ import typer
 from serfer.cli.shared.options import JsonOption, status_line
 from serfer.core.costs.account import AccountQuotas
 from serfer.core.costs.aws import AwsFacts
-from serfer.core.costs.cold_starts import COLD_SHARE
-from serfer.core.costs.cost_model import MEASURED_MEMBERS
-from serfer.core.plan import PackageLimit
-from serfer.core.units import MS_PER_S
+from serfer.core.costs.cold_starts import COLD_SHARE, cold_seconds
+from serfer.core.costs.cost_model import MEASURED_MEMBERS, starting_usd
+from serfer.core.plan import ZIP, PackageLimit, explained
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from serfer.settings import load_settings
 from serfer.splitter.network import zoo
 from serfer.splitter.network.graph import Graph
 from serfer.splitter.network.source import load
 from serfer.splitter.package_fit import fit
-from serfer.splitter.planning.cold.plan import cold_figures
+from serfer.splitter.planning.limits import column_bytes
+from serfer.splitter.planning.planner import Decision
 from serfer.splitter.planning.split_options import Budget, SplitOptions, memory_sizes
+from serfer.splitter.tiling.cuts import weight_bytes
 from serfer.splitter.tiling.from_onnx import from_onnx
 from serfer_bench.core.options import MarkdownOption
 from serfer_bench.core.tables import Column, Measurement, Results, publish, table_of
@@ -64,19 +65,23 @@ def choices(name: str, graph: Graph, size: int, facts: AwsFacts) -> Iterator[Cho
     for chosen_for, (share, width) in _DEFAULTS.items():
         budget = Budget(limit, within, memory, cold_share=share, account=account, gang_width=width)
         decision = fit(graph, SplitOptions(), budget, None, lambda _step: None)
-        seconds, usd = (sum(getattr(each, figure) for each in decision.choices) for figure in ("seconds", "usd"))
-        cold = cold_figures(decision, budget)
-        yield Choice(
-            name,
-            size,
-            chosen_for,
-            next(other.stages for other in decision.alternatives if other.chosen),
-            MS_PER_S * seconds,
-            MS_PER_S * cold.seconds,
-            usd,
-            MS_PER_S * ((1 - COLD_SHARE) * seconds + COLD_SHARE * cold.seconds),
-            (1 - COLD_SHARE) * usd + COLD_SHARE * cold.usd,
-        )
+        (chosen,) = (other for other in decision.alternatives if other.chosen)
+        warm_ms, cold_ms, usd = (explained(figure) for figure in (chosen.warm_ms, chosen.cold_ms, chosen.warm_usd))
+        mixed_ms = (1 - COLD_SHARE) * warm_ms + COLD_SHARE * cold_ms
+        mixed_usd = usd + COLD_SHARE * _starts_usd(decision, budget)
+        yield Choice(name, size, chosen_for, chosen.stages, warm_ms, cold_ms, usd, mixed_ms, mixed_usd)
+
+
+def _starts_usd(decision: Decision, budget: Budget) -> float:
+    graph, facts, usd = decision.graph, budget.facts.functions, 0.0
+    for number, step in enumerate(decision.steps):
+        first = step[0]
+        size = weight_bytes(graph, first.start, step[-1].stop, graph.half)
+        if first.grid.columns and (first.apart or (first.weights_in == ZIP and size > budget.limit.room)):
+            size = column_bytes(graph, graph.nodes[first.start : step[-1].stop], first.grid, graph.half)
+        cold_s = cold_seconds(size, first.weights_in, facts)
+        usd += float(starting_usd(first.grid.tiles, first.memory_mb, cold_s, facts, first=not number))
+    return usd
 
 
 def command(

@@ -158,7 +158,7 @@ class Contest:
                     found.append(
                         _OneFunction(
                             SNAPSTART if snapstart else ONE_FUNCTION,
-                            describe(chain),
+                            describe(steps_of(chain)),
                             chain.seconds,
                             chain.usd,
                             start.seconds + chain.seconds,
@@ -192,7 +192,7 @@ class Contest:
 
         usd = chain.usd + (1 - share) * waits(chain.seconds) + share * waits(cold_s + services.driver_init)
         usd += platform.price_hour / question.per_hour
-        return Answer(way, f"{describe(chain)}, {store}", chain.seconds, cold_s, usd)
+        return Answer(way, f"{describe(steps_of(chain))}, {store}", chain.seconds, cold_s, usd)
 
     def _cheapest(self, question: Question, store: str, most: int, *, gangs: bool) -> Chain | None:
         """Return the cheapest chain that meets the objective and has at most so many tasks at once, None for none.

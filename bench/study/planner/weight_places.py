@@ -23,7 +23,7 @@ from serfer.splitter.planning.cold.plan import find_cold_plan
 from serfer.splitter.planning.cold.share import first_answer
 from serfer.splitter.planning.explanation import describe
 from serfer.splitter.planning.limits import WeightStorage
-from serfer.splitter.planning.planner import prepare
+from serfer.splitter.planning.planner import prepare, steps_of
 from serfer.splitter.planning.precision import predicted_loss, storable
 from serfer.splitter.planning.search import BALANCED
 from serfer.splitter.planning.split_options import SplitOptions, WeightsMode, memory_sizes
@@ -89,7 +89,9 @@ def ways(network: Network) -> Iterator[Way]:
         way = Way(network.name, what, "fp16" if half else "fp32", loss, "does not fit", None, None, None)
         if chain:
             cold_ms = MS_PER_S * first_answer(chain, network.budget.platform)
-            way = replace(way, plan=describe(chain), ms=MS_PER_S * chain.seconds, usd=chain.usd, cold_ms=cold_ms)
+            way = replace(
+                way, plan=describe(steps_of(chain)), ms=MS_PER_S * chain.seconds, usd=chain.usd, cold_ms=cold_ms
+            )
         yield way
 
 
@@ -104,7 +106,7 @@ def cold_ways(network: Network) -> Iterator[Way]:
             chain = found.chain
             prices = MS_PER_S * chain.seconds, chain.usd, MS_PER_S * found.seconds
             weights_of = f"cold plan of at most {most}, {what}"
-            yield Way(network.name, weights_of, "fp32", 0.0, describe(chain), *prices)
+            yield Way(network.name, weights_of, "fp32", 0.0, describe(steps_of(chain)), *prices)
 
 
 def command(

@@ -8,11 +8,10 @@ header names. An IP address as Host is no rebinding, so a service that listens a
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
 from urllib.parse import urlsplit
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.requests import Request
 
 from serfer.api.http.problems import Problem
 
@@ -25,26 +24,31 @@ _LONGEST_URL = 512  # a host name has 253 characters at most (RFC 1035, 2.3.4)
 
 
 class HostCheck:
-    """A middleware that refuses with Problem 403 requests for other hosts, and of pages of other sites.
+    """Refuses with Problem 403 requests for other hosts, and of pages of other sites.
 
     Requests may be for `hosts`, host names and IP addresses, where 0.0.0.0 or :: stand for any IP address, and for this
     machine's own; pages are of the place that the request is for, or of `origins`, at any port or the one with a name.
     """
 
-    def __init__(self, app: ASGIApp, hosts: Iterable[str], origins: Iterable[str]) -> None:
-        self._app = app
+    def __init__(self, hosts: Iterable[str], origins: Iterable[str]) -> None:
         self._hosts, self._origins = {*(_entry(host)[0] for host in hosts), "localhost"}, {*map(_entry, origins)}
+        self._passed = set[bytes]()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in _EXEMPT:
-            self._check(scope)
-        await self._app(scope, receive, send)
+    async def __call__(self, request: Request) -> None:
+        hosts, origins = b"", b""
+        for name, value in request.scope["headers"]:
+            if name == b"host":
+                hosts += value + b"\n"
+            elif name == b"origin":
+                origins += value + b"\n"
+        passed = hosts + b"\n" + origins
+        if passed not in self._passed and request.scope["path"] not in _EXEMPT:
+            self._check(str(hosts, "latin-1").split("\n")[:-1], str(origins, "latin-1").split("\n")[:-1])
+            if len(self._passed) == _KNOWN:
+                self._passed.clear()
+            self._passed.add(passed)
 
-    def _check(self, scope: Scope) -> None:
-        hosts, origins = (
-            [value.decode("latin-1") for name, value in scope["headers"] if name == wanted]
-            for wanted in (b"host", b"origin")
-        )
+    def _check(self, hosts: Sequence[str], origins: Sequence[str]) -> None:
         for host in filter(None, hosts):
             name, _ = _place(f"//{host}")
             address = _address(name)
@@ -58,20 +62,14 @@ class HostCheck:
 
 
 def _place(url: str) -> tuple[str, int | None]:
-    return _parsed(url) if len(url) <= _LONGEST_URL else ("", None)  # strangers' headers are not kept
-
-
-@lru_cache(_KNOWN)
-def _parsed(url: str) -> tuple[str, int | None]:
     try:
-        parts = urlsplit(url)
+        parts = urlsplit(url if len(url) <= _LONGEST_URL else "")
         return _plain(parts.hostname or ""), parts.port or _PORTS.get(parts.scheme)
     except ValueError:
         return "", None
 
 
 def _entry(text: str) -> tuple[str, int | None]:
-    """Return name and port of NAME or NAME:PORT, where an IPv6 address with a port has brackets."""
     name, _, port = text.rpartition(":")
     has_port = port.isdecimal() and (":" not in name or name.endswith("]"))
     return (_plain(name), int(port)) if has_port else (_plain(text), None)
@@ -81,7 +79,6 @@ def _plain(host: str) -> str:
     return host.lower().removesuffix(".").strip("[]")
 
 
-@lru_cache(_KNOWN)
 def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         return ipaddress.ip_address(name)

@@ -103,7 +103,6 @@ class Client:
 
 
 def _count(quota: Quota, what: str = "") -> None:
-    """Count a request; raises Problem 429, with when to come again, where the quota is used up."""
     if wait := quota.take(quota.clock()):
         raise Problem(
             429,

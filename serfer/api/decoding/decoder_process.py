@@ -70,6 +70,7 @@ def _unpack_recipe(recipe: bytes) -> Recipe:
 
 def run_fork_server(descriptor: int) -> None:
     """Start and end decoders as the driver asks, until its end of the socket is closed."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # to all processes of the service: what runs is decoded to its end
     started: set[int] = set()
     with socket.socket(fileno=descriptor) as control:
         while True:
@@ -101,7 +102,6 @@ def _start(descriptor: int, control: socket.socket) -> int:
 
 
 def _end(pid: int) -> int:
-    """Kill a decoder unless it has ended by itself; return its exit status as subprocess does, minus a signal."""
     os.kill(pid, signal.SIGKILL)  # one that has ended is not reaped yet: the id is still its own
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 

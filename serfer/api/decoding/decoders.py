@@ -11,7 +11,6 @@ import asyncio
 import logging
 import signal
 import socket
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,17 +30,17 @@ _T = TypeVar("_T")
 _log = logging.getLogger("serfer.api")
 _MARGIN_BYTES = 64 * 1024 * 1024  # beyond its pixels: tables, buffers, numpy
 _LEAST_S = 0.001  # the shortest time that a timer takes: 0 would be no limit
-_SMALL = 128 * 1024  # bytes of a file that are copied rather than sent apart from their description
 _LONGEST_ERROR = 64 * 1024
 
 
 @dataclass(frozen=True)
 class DecodeLimits:
-    """Limits: the number of decoders, and of a request's pixels and processor time."""
+    """Limits: the number of decoders, of a request's pixels and processor time, and of files that need no decoder."""
 
     processes: int = 2
     request_pixels: int = 96_000_000
     request_processor_s: float = 10.0
+    plain_bytes: int = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -94,89 +93,46 @@ class _Decoder:
 
     def __init__(self, pid: int, connection: socket.socket) -> None:
         self.pid = pid
-        self._socket = connection
-        self._watched = False
-        self._waiting: asyncio.Future[None] | None = None
+        self.connection = connection
 
     @property
     def alive(self) -> bool:
         try:
-            self._socket.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return True
-        except OSError:
-            pass
+            self.connection.recv(1, socket.MSG_PEEK)
+        except OSError as error:
+            return isinstance(error, BlockingIOError)
         return False
 
     async def decode(self, job: Job, data: bytes, room: _Room) -> tuple[tuple[int, int], float]:
         """Decode a file into `room` and return its rows and columns, and processor seconds; raises as decode_image."""
         loop = asyncio.get_running_loop()
         try:
-            head = job.pack(data)
-            if len(data) <= _SMALL:  # at once: the decoder wakes up once
-                await loop.sock_sendall(self._socket, head + data)
-            else:
-                await loop.sock_sendall(self._socket, head)
-                await loop.sock_sendall(self._socket, data)
+            await loop.sock_sendall(self.connection, job.pack(data))
+            await loop.sock_sendall(self.connection, data)
         except OSError:  # it has ended; its output does not matter
             raise _LostError from None
         reply = memoryview(bytearray(REPLY_HEAD.size))
         await self._receive(reply)
         kind, rows, columns, processor_s, size = REPLY_HEAD.unpack(reply)
-        if kind == PIXELS:
-            if not rows or not columns:
-                raise _LostError
-            out = room((rows, columns))
-            if size != len(out):
-                raise _LostError
-            await self._receive(out)
-            return (rows, columns), processor_s
-        if size > _LONGEST_ERROR:
+        if kind == PIXELS and not rows * columns:
             raise _LostError
-        text = memoryview(bytearray(size))
-        await self._receive(text)
-        raise (ImageTooLargeError if kind == TOO_LARGE else ImageError)(str(text, "utf-8"))
+        out = room((rows, columns)) if kind == PIXELS else memoryview(bytearray(min(size, _LONGEST_ERROR)))
+        if size != len(out):
+            raise _LostError
+        await self._receive(out)
+        if kind == PIXELS:
+            return (rows, columns), processor_s
+        raise (ImageTooLargeError if kind == TOO_LARGE else ImageError)(str(out, "utf-8"))
 
     async def _receive(self, into: memoryview) -> None:
-        at = 0
-        while at < len(into):
+        while into:
             try:
-                count = self._socket.recv_into(into[at:])
-            except BlockingIOError:
-                await self._readable()
-                continue
+                count = await asyncio.get_running_loop().sock_recv_into(self.connection, into)
             except OSError:
                 count = 0
             if not count:
                 raise _LostError
-            at += count
-
-    async def _readable(self) -> None:
-        """Wait until something can be read; the loop watches on, as `sock_recv_into` begins and ends that each time."""
-        loop = asyncio.get_running_loop()
-        self._waiting = loop.create_future()
-        if not self._watched:
-            loop.add_reader(self._socket, self._on_readable)
-            self._watched = True
-        try:
-            await self._waiting
-        finally:
-            self._waiting = None
-
-    def _on_readable(self) -> None:
-        if self._waiting is None:  # it has ended, or answers before it has all of its file
-            self.leave()
-        elif not self._waiting.done():
-            self._waiting.set_result(None)
-
-    def leave(self) -> None:
-        """Leave the event loop, on which this is called: before the socket is closed, which threads may do."""
-        if self._watched:
-            asyncio.get_running_loop().remove_reader(self._socket)
-            self._watched = False
-
-    def close(self) -> None:
-        self._socket.close()
+            into = into[count:]
 
 
 class Decoders:
@@ -184,6 +140,7 @@ class Decoders:
 
     def __init__(self, limits: DecodeLimits | None = None, forks: ForkServer | None = None) -> None:
         self.limits = limits or DecodeLimits()
+        self.plain_limits = self.limits.plain_bytes, self.limits.request_pixels
         self.slots = Slots(self.limits.processes)
         self._forks = forks or ForkServer()
         self._own_forks = forks is None
@@ -208,8 +165,7 @@ class Decoders:
         pixels_left, processor_s = self.limits.request_pixels, self.limits.request_processor_s
         waited_s, busy_s, sizes = 0.0, 0.0, list[tuple[int, int]]()
         for number, (data, name) in enumerate(zip(images, names, strict=True)):
-            async with self.slots.hold(place, served=number) as waited:
-                began = time.monotonic()
+            async with self.slots.hold(place, served=number) as turn:
                 job = Job(
                     name=name,
                     recipe=recipe,
@@ -221,7 +177,7 @@ class Decoders:
                 size, used_s = await self._run(job, data, partial(pixels.room, number))
                 if pixels.other is not None:
                     raise another_size(name, pixels.other.shape, pixels.whole.shape[1:])
-            waited_s, busy_s = waited_s + waited, busy_s + time.monotonic() - began
+            waited_s, busy_s = waited_s + turn.waited_s, busy_s + self.slots.ended - turn.since
             pixels_left, processor_s = pixels_left - prod(size), processor_s - used_s
             sizes.append(size)
         return DecodedImages(pixels.whole, waited_s, busy_s, tuple(sizes))
@@ -243,8 +199,7 @@ class Decoders:
 
     def _keep(self, decoder: _Decoder) -> None:
         if self._closed:
-            decoder.leave()
-            decoder.close()
+            decoder.connection.close()
         else:
             self._idle.append(decoder)
 
@@ -291,13 +246,12 @@ class Decoders:
 
     async def _end(self, decoder: _Decoder) -> int | None:
         """Kill a decoder and return its exit status; the slot is not free before it has given its memory back."""
-        decoder.leave()
 
         def end() -> int | None:
             try:
                 return self._forks.end(decoder.pid)
             finally:
-                decoder.close()
+                decoder.connection.close()
 
         return await asyncio.shield(self._in_a_thread(end))
 
@@ -324,7 +278,6 @@ class Decoders:
         if self._background:
             await asyncio.wait(self._background)
         for decoder in self._idle:
-            decoder.leave()
             await asyncio.to_thread(self._forks.end, decoder.pid)
         await asyncio.to_thread(self.end)
 
@@ -332,7 +285,7 @@ class Decoders:
         """End the fork server, and with it every decoder, where no event loop runs any more; a second call is fine."""
         self._closed = True
         for decoder in (*self._idle, *self._started):
-            decoder.close()
+            decoder.connection.close()
         self._idle.clear()
         if self._own_forks:
             self._forks.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from serfer.api.entrypoints.serving import Opening
+from serfer.api.entrypoints.opening import Opening
 from serfer.applications.opening import ApplicationOptions
 from serfer.core.errors import UsageError
 from serfer.core.plan.layout import PLAN_FILE
@@ -50,7 +50,7 @@ def applications_of(driver: DriverSettings, settings: Settings) -> ApplicationOp
         raise UsageError("SERFER_APPLICATIONS is set: set SERFER_REGISTRY to the URL of the registry that has them")
     if not driver.application_plans:
         raise UsageError("SERFER_APPLICATIONS is set: set SERFER_APPLICATION_PLANS to plans whose functions are there")
-    directories = [driver.lambda_task_root / each for each in driver.application_plans.split(os.pathsep)]
+    directories = [driver.lambda_task_root / folder for folder in driver.application_plans.split(os.pathsep)]
     plans = {load_plan(directory).digest[:12]: directory for directory in directories}
     return ApplicationOptions(settings.registry, tuple(driver.applications.split(",")), plans=plans)
 

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from serfer.api.entrypoints.aws_driver import applications_of, models_of, opening_of
+from serfer.api.entrypoints.opening import Address
 from serfer.api.entrypoints.process import collect_rarely, log_progress, make_parser, run_logged
-from serfer.api.entrypoints.serving import Address, serve_models
+from serfer.api.entrypoints.serving import serve_models
 from serfer.api.observability.logs import write
 from serfer.fleet.open_pool import routing_of
 from serfer.pipeline.event_loop import run

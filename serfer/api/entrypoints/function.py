@@ -26,9 +26,7 @@ from typing import Any
 from fastapi import FastAPI
 from mangum import Mangum
 from mangum.adapter import DEFAULT_TEXT_MIME_TYPES
-from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serfer.api.app import make_app
 from serfer.api.auth.keys import KeyRing
@@ -36,7 +34,7 @@ from serfer.api.entrypoints.aws_driver import applications_of, models_of, openin
 from serfer.api.entrypoints.serving import applications_for, make_service, open_model
 from serfer.api.http.problems import MEDIA_TYPE, Problem
 from serfer.api.observability.logs import configure_logs
-from serfer.api.requests import wants_async
+from serfer.api.requests import Check, wants_async
 from serfer.applications.applications import Applications
 from serfer.core.errors import UsageError
 from serfer.pipeline.blocking import Pipeline
@@ -68,12 +66,11 @@ class Function:
 
     def __call__(self, event: dict[str, Any], context: Any) -> dict[str, Any]:  # noqa: ANN401 - awslambdaric's context
         if queries := pinged(event):
-            return {"functions": [one.as_dict() for one in self._warm(queries)]}
+            return {"functions": [warmth.as_dict() for warmth in self._warm(queries)]}
         asyncio.set_event_loop(self._loop)
         return self._adapter(_without_prefix(event), context)
 
     def _warm(self, queries: int) -> Iterator[Warmth]:
-        """Warm all functions up; workers in process are warm once this environment is."""
         for pipeline in self._pipelines:
             with suppress(UsageError):
                 for function in pipeline.warm(queries):
@@ -87,7 +84,6 @@ class Function:
 
 
 def _without_prefix(event: dict[str, Any]) -> dict[str, Any]:
-    """Take off what is before an application's path: a domain's base path, a stage's name, a prefix of the route."""
     context = event.get("requestContext", {})
     http = context.get("http", {})
     path = http.get("path") or event.get("path", "")
@@ -132,32 +128,29 @@ def open_application(driver: DriverSettings, settings: Settings, opened: ExitSta
         service.applications = applications_for(service, opening, chosen, settings, LoopThread, alone=True)
         opened.callback(lambda: asyncio.run(service.close_pipelines()))  # with those of variants, which come and go
         asyncio.run(service.applications.open(warm=False))
-    app.user_middleware.append(Middleware(_FunctionGuard, service.applications))  # innermost: inside RequestMiddleware
+    app.checks.append(_function_check(service.applications))
     return app
 
 
-class _FunctionGuard:
-    """Refuses what a function cannot do; has applications look at the registry again when a request comes."""
+def _function_check(applications: Applications | None) -> Check:
+    """Return what refuses what a function cannot do, and has applications look at the registry again."""
 
-    def __init__(self, app: ASGIApp, applications: Applications | None) -> None:
-        self._app = app
-        self._applications = applications
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and wants_async(Request(scope)):
+    async def check(request: Request) -> None:
+        if wants_async(request):
             raise Problem(
                 422,
                 "Prefer: respond-async is not for this service: a Lambda function stands still once it has answered",
             )
-        if scope["type"] == "http" and self._applications is not None:
-            if scope["method"] not in _READING and scope["path"].startswith("/v1/applications"):
+        if applications is not None:
+            if request.method not in _READING and request.scope["path"].startswith("/v1/applications"):
                 raise Problem(
                     422,
                     "a Lambda function may read the registry and nothing else: use serfer app promote, canary, "
                     "rollback or retire where the registry may be written",
                 )
-            await self._applications.catch_up()
-        await self._app(scope, receive, send)
+            await applications.catch_up()
+
+    return check
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - of a module

@@ -15,7 +15,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from serfer.api.app import make_app
 from serfer.api.auth.keys import KeyRing
 from serfer.api.decoding.decoders import Decoders
-from serfer.api.entrypoints.serving import Address, decode_limits, make_admission
+from serfer.api.entrypoints.opening import Address
+from serfer.api.entrypoints.serving import decode_limits, make_admission
 from serfer.api.http.server import serve
 from serfer.api.observability.logs import reason, write
 from serfer.api.observability.pool_metrics import InstanceMetrics
@@ -113,8 +114,7 @@ async def serve_instance(
 
         await serve(
             watch,
-            host=address.host,
-            port=address.port,
+            listener=address.listen(),
             header_timeout_s=settings.api_header_timeout_s,
             connections_each=_NO_BOUND,
             drain_s=settings.api_drain_s,

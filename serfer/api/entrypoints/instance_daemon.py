@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from serfer.api.entrypoints.instance import Idle, serve_instance
+from serfer.api.entrypoints.opening import Address
 from serfer.api.entrypoints.process import collect_rarely, log_progress, make_parser, run_logged
-from serfer.api.entrypoints.serving import Address
 from serfer.api.observability.logs import write
 from serfer.control.scenario import parse_scenario
 from serfer.core.errors import InputError, UsageError

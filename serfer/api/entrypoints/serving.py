@@ -7,13 +7,14 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from serfer.api.admission import Admission
 from serfer.api.app import make_app
 from serfer.api.auth.keys import KeyRing
 from serfer.api.decoding.decoders import DecodeLimits, Decoders
+from serfer.api.entrypoints.opening import Address, Opening
 from serfer.api.http.server import serve
 from serfer.api.jobs.offline import JobImages, OfflineJobs
 from serfer.api.observability.logs import write
@@ -30,7 +31,7 @@ from serfer.core.plan import Plan
 from serfer.core.plan.layout import PLAN_FILE
 from serfer.core.variants import Variant
 from serfer.fleet.keep_warm import KeepWarm
-from serfer.fleet.open_pool import Routing, RunningPool
+from serfer.fleet.open_pool import RunningPool
 from serfer.pipeline.event_loop import LoopThread, RunningLoop
 from serfer.pipeline.pipeline import AsyncPipeline
 from serfer.plan_directory import load_plan
@@ -38,35 +39,8 @@ from serfer.settings import Settings
 from serfer.storage import open_store
 from serfer.storage.store import Store
 from serfer.system import raise_file_limit
-from serfer.wiring.deployed import Deployment, find_deployment
-from serfer.wiring.open_pipeline import open_on
-from serfer.wiring.options import Choices
-
-
-@dataclass(frozen=True)
-class Opening:
-    """The choices of every model, as for `serfer.open`; `routing` is the first one's alone.
-
-    `applications` are served beside the models. `deployment` is the stack, once it was asked about.
-    """
-
-    choices: Choices
-    routing: Routing | None = None
-    applications: ApplicationOptions | None = None
-    deployment: Deployment | None = None
-
-
-@dataclass(frozen=True)
-class Address:
-    """The address to listen at; port 0 is any free one."""
-
-    host: str
-    port: int
-
-    def answers_to(self, settings: Settings) -> tuple[str, ...] | None:
-        """Return which hosts a service here answers to; None for any, where API keys say who may ask."""
-        return None if settings.keys_file else (self.host, *settings.allow_hosts)
-
+from serfer.wiring.deployed import find_deployment
+from serfer.wiring.open_pipeline import concurrency_of, open_on
 
 _State = tuple[int, int, int]
 
@@ -121,12 +95,13 @@ async def serve_models(
     async with AsyncExitStack() as opened:
         pipelines: dict[str, AsyncPipeline] = {}
         for name, directory in models.items():
-            progress(f"starting workers and store of {name}")
+            progress(f"opening {name}")
             routing = replace(opening.routing, model=name) if opening.routing and not pipelines else None  # the first's
             pipelines[name] = await open_model(directory, replace(opening, routing=routing), settings, loop)
             opened.push_async_callback(pipelines[name].close)
         store = None if pipelines else open_store(_store_url(opening))
         service, telemetry = make_service(pipelines, settings, store)
+        service.restarts = address.state[3] if address.state else 0
         opened.callback(service.decoders.end)
         service.plan_watch = PlanWatch(models, {name: pipeline.plan for name, pipeline in pipelines.items()}).look
         if opening.applications is not None:
@@ -139,15 +114,21 @@ async def serve_models(
             await service.applications.open()
         if settings.api_jobs:
             service.jobs = make_jobs(service, settings)
+
+        def started(url: str) -> None:
+            if address.state is not None:
+                address.state[0], service.admission.queries.shown = True, address.state[1:]
+            on_started(url)
+
         await serve(
             make_app(service, settings, keys, telemetry, address.answers_to(settings)),
-            host=address.host,
-            port=address.port,
+            listener=address.listen(),
             header_timeout_s=settings.api_header_timeout_s,
             connections_each=min(settings.api_client_connections, raise_file_limit() // 2),
             drain_s=settings.api_drain_s,
             on_drain=service.drain,
-            on_started=on_started,
+            on_started=started,
+            passed_on=(address.state or (0, 0, 0))[2:],
         )
 
 
@@ -205,17 +186,14 @@ def make_jobs(service: Service, settings: Settings) -> OfflineJobs:
 
 
 def _concurrency(opening: Opening, settings: Settings) -> int:
-    if opening.choices.workers == "aws":
-        return settings.facts().functions.concurrency
-    if opening.choices.workers == "inprocess":
-        return settings.local_concurrency
+    if opening.choices.workers != "local":
+        return concurrency_of(opening.choices, settings, settings.facts().functions)
     from serfer.wiring.local import local_concurrency  # noqa: PLC0415 - not there in AWS
 
     return local_concurrency(settings)
 
 
 def _is_deployed(opening: Opening, options: ApplicationOptions) -> Callable[[Variant], bool]:
-    """Return what says whether functions have a variant: all that can be started, or what a stack has."""
     plans: Collection[str] | None = opening.deployment.plans if opening.deployment else options.plans
     return lambda variant: plans is None or variant.plan[:12] in plans
 
@@ -228,14 +206,15 @@ def make_service(
     for pipeline in pipelines.values():
         if isinstance(pipeline.target, RunningPool):
             telemetry.metrics.registry.register(PoolMetrics(pipeline.target))
-    kept = {name: each.warmth for name, each in pipelines.items() if isinstance(each.warmth, KeepWarm)}
+    kept = {name: pipeline.warmth for name, pipeline in pipelines.items() if isinstance(pipeline.warmth, KeepWarm)}
     if kept:
         telemetry.metrics.registry.register(KeepWarmMetrics(kept))
     admission = make_admission(settings, settings.api_in_flight, settings.api_queue)
     bounds = decode_limits(settings, settings.api_decoders)
     results = open_store(settings.results) if settings.results else None
     service = Service(pipelines, admission, telemetry, Decoders(bounds), results=results, store=store)
-    service.decoders.launch()
+    if not all(pipeline.in_threads for pipeline in pipelines.values()):  # which decode most images: the others wait
+        service.decoders.launch()
     return service, telemetry
 
 
@@ -244,4 +223,4 @@ def make_admission(settings: Settings, in_flight: int, queue: int) -> Admission:
 
 
 def decode_limits(settings: Settings, processes: int) -> DecodeLimits:
-    return DecodeLimits(processes, settings.api_max_request_pixels, settings.api_decode_cpu_s)
+    return DecodeLimits(processes, settings.api_max_request_pixels, settings.api_decode_cpu_s, settings.api_plain_bytes)

@@ -256,7 +256,6 @@ def _json(text: bytes, signature: Signature) -> object:
 
 
 def _form(tensor: RequestTensor, signature: Signature) -> TensorForm:
-    """Return the form that an input's name stands for; one of several forms by its datatype and shape."""
     forms = [form for form in signature.forms if form.name == tensor.name]
     if not forms:
         known = " or ".join(repr(form.name) for form in signature.takes)

@@ -74,8 +74,9 @@ async def read_images(request: Request, limits: ApiLimits, left_s: float = math.
     Raises Problem: 400 for a body that is not what it says, 408, 413 and 504 as `read_body` does, 413 for too many
     images, 415 for other types, 422 for what the body or an image should not hold; starlette's ClientDisconnect.
     """
-    types = request.headers.getlist("content-type") or [""]
-    content_type, kind = types[0], types[0].partition(";")[0].strip().lower()
+    types = [str(value, "latin-1") for name, value in request.scope["headers"] if name == b"content-type"] or [""]
+    content_type = types[0]
+    kind = content_type if content_type in ACCEPTED else content_type.partition(";")[0].strip().lower()
     if len(types) > 1:
         raise Problem(400, "Content-Type is given more than once")
     if kind not in ACCEPTED:
@@ -90,10 +91,8 @@ async def read_images(request: Request, limits: ApiLimits, left_s: float = math.
         images = await asyncio.to_thread(_images_in_json, body, limits)
     else:
         images = _images_in_json(body, limits)
-    if not images:
-        raise Problem(422, "the request has no images: send at least one")
-    if len(images) > limits.max_images:
-        raise _too_many(limits)
+    if not 0 < len(images) <= limits.max_images:
+        raise _too_many(limits) if images else Problem(422, "the request has no images: send at least one")
     for image in images:
         if not image.data:
             raise Problem(422, f"{image.name} is empty")
@@ -143,7 +142,6 @@ def _images_in_form(content_type: str, body: bytes, most: int) -> list[Upload]:
 
 
 def _unpadded(body: bytes, line: bytes, most: int) -> bytes:
-    """Remove the blanks behind a form's boundaries, transport-padding in RFC 2046."""
     padded = rb"(\r\n%b)[ \t]{1,%d}+(?=\r\n)" % (re.escape(line), _MOST_PADDING)
     return re.sub(padded, rb"\1", b"\r\n" + body, count=most + 1)
 
@@ -173,7 +171,6 @@ def _images_in_json(body: bytes, limits: ApiLimits) -> list[Upload]:
 
 
 def _from_base64(text: str) -> bytes:
-    """Decode base64, a piece at a time; raises ValueError for anything that is not strictly that."""
     if len(text) % 4 or "=" in text[:-2]:  # strict_mode takes "iVBO=" for whole
         raise ValueError("padding is missing, or not at the end")
     pieces = (text[at : at + _PIECE] for at in range(0, len(text), _PIECE))

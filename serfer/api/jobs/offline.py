@@ -164,7 +164,6 @@ class _Answers:
         self._active.record = replace(self._active.record, **fields)
 
     async def _answer_image(self, name: str) -> dict[str, Any]:
-        """Return an image's report, or why there is none; where there is no room, it is tried again."""
         why = ""
         for _ in range(_TRIES):
             await self._until_there_is_room()

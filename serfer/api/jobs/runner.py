@@ -144,7 +144,6 @@ class ActiveJob(Generic[R]):
         self.task.cancel()
 
     def _write(self, record: R) -> None:
-        """Change what this run wrote last; it is lost where another run's record is there, or nothing."""
         runner, is_own = self._runner, True
         written = replace(record, updated=runner.unix())
 
@@ -267,7 +266,6 @@ async def _end(job: ActiveJob[R], beating: asyncio.Task[None], state: JobState, 
 
 
 async def _outlast(future: asyncio.Future[Any]) -> None:
-    """Wait for a future; a cancelled caller, too, waits until it is done."""
     try:
         await asyncio.shield(future)
     except asyncio.CancelledError:

@@ -1,15 +1,14 @@
 """Logs for the operator: one JSON object a line, or text where a person watches.
 
 Nothing of a client's is written: no name of a file, no key, no query string, no header. A line about a failure of ours
-has the error's own words; one about a client's mistake, and a bug's traceback, have its class alone, as their words may
-quote the client.
+has the error's own words, which may quote the client where it made a mistake, and in a bug: lines about these have the
+class, and lines of our code.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
 import time
 import traceback
@@ -17,7 +16,12 @@ from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, TextIO
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from serfer.api.http.problems import Problem
 from serfer.api.observability.background_log import BackgroundHandler
@@ -59,7 +63,9 @@ def note_retry(_policy: str, _attempt: int, error: Exception) -> None:
 _log = logging.getLogger("serfer.api")
 _encode = json.JSONEncoder(default=str).encode
 _QUIET = ("/healthz", "/readyz", "/metrics", "/v1/load")  # requested every second or two by machines: level debug
-_NESTED = 4  # causes of an error that a traceback goes back to
+_BUG: Final = HTTPStatus.INTERNAL_SERVER_ERROR.value
+_OF_CLIENTS: Final = (Problem, InputError, UsageError, HTTPException, RequestValidationError, ClientDisconnect)
+_NESTED: Final = 4  # causes of an error that a traceback goes back to
 _WORST = logging.CRITICAL + 1
 
 
@@ -88,8 +94,8 @@ def configure_logs(
 
 def _handler(stream: TextIO, *, in_background: bool) -> logging.Handler:
     with suppress(OSError):  # a stream in memory has no descriptor
-        if in_background:  # a descriptor of its own: the number of one that is closed may become that of a socket
-            return BackgroundHandler(os.dup(stream.fileno()))
+        if in_background:
+            return BackgroundHandler(stream.fileno())
     return logging.StreamHandler(stream)
 
 
@@ -120,7 +126,6 @@ def _text(value: Any) -> str:  # noqa: ANN401 - any field's
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    """Return what a record says: ours bring their fields, others a message, of which the first line is enough."""
     when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
     fields = {"time": f"{when}.{int(record.msecs):03}Z", "level": record.levelname.lower()}
     ours = record.__dict__.get("serfer")
@@ -135,13 +140,12 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def log_request(fields: dict[str, Any], record: RequestRecord, error: BaseException | None) -> None:
-    status = fields["status"]
-    level = logging.INFO
-    if status == HTTPStatus.INTERNAL_SERVER_ERROR:
+    status, level = fields["status"], logging.INFO
+    if status == _BUG:
         level = logging.ERROR
     elif fields["route"] in _QUIET:
         level = logging.DEBUG
-    elif status > HTTPStatus.INTERNAL_SERVER_ERROR:
+    elif status > _BUG:
         level = logging.WARNING
     if not _log.isEnabledFor(level):
         return
@@ -194,12 +198,13 @@ def query_fields(record: RequestRecord) -> dict[str, Any]:
 
 
 def reason(error: BaseException) -> dict[str, Any]:
-    """Return an error's class, and its line if it is not about what a client sent; of a bug, where it happened."""
+    """Return an error's class and line; of what a client sent, our line that refused it; of a bug, where it was."""
     fields: dict[str, Any] = {"error": type(error).__name__}
-    if isinstance(error, Problem):
-        return {**fields, **({"problem": error.slug} if error.slug else {})}
-    if isinstance(error, InputError | UsageError):
-        return fields
+    if isinstance(error, Problem) and error.slug:
+        return {**fields, "problem": error.slug}
+    if isinstance(error, _OF_CLIENTS):
+        at = traceback.extract_tb(error.__traceback__)[-1:]
+        return fields if not at else {**fields, "reason": f"{Path(at[0].filename).name}:{at[0].lineno} {at[0].line}"}
     if isinstance(error, SerferError):
         return {**fields, "reason": str(error).partition("\n")[0]}
     return {**fields, "traceback": _frames(error)} if isinstance(error, Exception) else fields

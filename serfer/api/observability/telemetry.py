@@ -7,8 +7,7 @@ Where no collector is named (OTEL_EXPORTER_OTLP_ENDPOINT), OpenTelemetry's SDK i
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,8 @@ from serfer.settings import tracing_wanted
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import Span
+
+    RequestSpan = tuple[Span, Any]
 
 _FLUSH_MS = 3000
 
@@ -68,27 +69,24 @@ class Tracing:
         self._context = context
         self._extract = propagate.extract
 
-    @contextmanager
-    def request(self, scope: Any) -> Iterator[Span]:  # noqa: ANN401 - an ASGI scope
+    def begin(self, scope: Any) -> RequestSpan:  # noqa: ANN401 - an ASGI scope
         carrier = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         parent = self._extract(carrier)
         span = self._tracer.start_span(
             scope["method"], parent, self._trace.SpanKind.SERVER, {"http.request.method": scope["method"]}
         )
-        token = self._context.attach(self._trace.set_span_in_context(span, parent))
-        try:
-            yield span
-        finally:
-            self._context.detach(token)
-            span.end()
+        return span, self._context.attach(self._trace.set_span_in_context(span, parent))
 
-    def responded(self, span: Span, method: str, route: str | None, status: int, request_id: str) -> None:
+    def end(self, begun: RequestSpan, method: str, route: str | None, status: int, request_id: str) -> None:
+        span, token = begun
+        self._context.detach(token)
         if route:
             span.update_name(f"{method} {route}")
             span.set_attribute("http.route", route)
         span.set_attributes({"http.response.status_code": status, "serfer.request_id": request_id})
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             span.set_status(self._trace.StatusCode.ERROR)
+        span.end()
 
     def answered(self, model: str, answered: ServiceResult) -> None:
         if self._trace.get_current_span().get_span_context().trace_flags.sampled:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from pydantic import Field
 from pydantic_core import to_json
 
 from serfer.api.admission import HeldBytes
-from serfer.api.http.body import ApiLimits
+from serfer.api.http.body import ApiLimits, JsonBytes
 from serfer.api.http.problems import Problem
 from serfer.api.http.uploads import Upload, read_images
 from serfer.api.http.validation import MAX_DEADLINE_MS
@@ -30,7 +29,6 @@ from serfer.api.observability.timeline import progress
 from serfer.api.questions import ObjectiveParameters, Question, asked_of, run_question
 from serfer.api.requests import (
     IDENTIFIER,
-    DirectRoute,
     IdempotencyKey,
     check_parameters,
     digest_of,
@@ -116,7 +114,7 @@ class _ClassifyRequest:
 
 def classify_router(routes: Classifying, guards: Sequence[Any]) -> APIRouter:
     """Return the direct routes of queries, which requests reach by way of `guards`, dependencies of FastAPI's."""
-    router = APIRouter(prefix="/v1", tags=["classify"], route_class=DirectRoute, dependencies=guards)
+    router = APIRouter(prefix="/v1", tags=["classify"], dependencies=guards)
 
     @router.post(
         "/classify",
@@ -139,7 +137,7 @@ def classify_router(routes: Classifying, guards: Sequence[Any]) -> APIRouter:
         """Say what any network finds in the images of one request: classes, boxes, a vector's values, or maps."""
         parameters = PredictParameters.of(request.scope["query_string"])
         parsed = _parse(routes, request, parameters, Wanted(parameters.top_k, parameters.min_score))
-        plan: Plan | None = getattr(request.state, "plan", None)
+        plan: Plan | None = request.scope["state"].get("plan")
         if plan and kind_of(plan) != CLASSES and "top_k" in parameters.model_fields_set:
             raise Problem(422, f"top_k is for classes, and {parsed.query.model} gives other outputs: leave it out")
         if parameters.form == "coco":
@@ -180,35 +178,37 @@ def results_router(queries: AsyncQueries) -> APIRouter:
 
 
 async def _respond(routes: Classifying, parsed: _ClassifyRequest) -> Response:
-    routes.service.check(parsed.query)  # before the body is read
-    images = await read_images(parsed.request, routes.limits, parsed.query.left_s)
-    if wants_async(parsed.request):
+    left_s = routes.service.check(parsed.query)  # before the body is read
+    images = await read_images(parsed.request, routes.limits, left_s)
+    if b"prefer" in dict(parsed.request.scope["headers"]) and wants_async(parsed.request):
         return await _respond_later(routes, parsed, images)
-    reply = await unless_gone(parsed.request, _reply_once(routes, parsed, images))
-    headers = {"Idempotent-Replayed": "true"} if reply.replayed else {}
+    if parsed.key is None:
+        reply = Reply(await unless_gone(parsed.request, _compute_body(routes, parsed, images)), replayed=False)
+    else:
+        reply = await unless_gone(parsed.request, _reply_once(routes, parsed, images))
     parsed.query.remaining_s("the answer was written")
-    return Response(reply.body, headers=headers, media_type="application/json")
+    return JsonBytes(reply.body, ((b"idempotent-replayed", b"true"),) if reply.replayed else ())
 
 
 def _parse(routes: Classifying, request: Request, parameters: ClassifyParameters, wanted: Wanted) -> _ClassifyRequest:
     allowed_s = (parameters.deadline_ms or routes.deadline_ms) / _MS_PER_S
-    identifier = getattr(request.state, "request_id", "") or secrets.token_hex(8)
-    asked = asked_of(routes.service, parameters, identifier)
+    state = request.scope["state"]
+    asked = asked_of(routes.service, parameters, state["request_id"])
     if asked is None:
         name = routes.service.name(parameters.model)
         plan = routes.service.pipelines[name].plan
         if wanted.classes:
             check_classifies(plan, name)
-        request.state.plan = plan
+        state["plan"] = plan
     else:
         name = asked.application
     query = query_of(request, name, allowed_s)
-    key = idempotency_header(request)
+    key = idempotency_header(request) if b"idempotency-key" in dict(request.scope["headers"]) else None
     return _ClassifyRequest(request, query, wanted, parameters.explain, key, asked)
 
 
 def _check_coco(parsed: _ClassifyRequest) -> None:
-    plan: Plan | None = getattr(parsed.request.state, "plan", None)
+    plan: Plan | None = parsed.request.scope["state"].get("plan")
     if plan is None or plan.detection is None:
         raise Problem(422, f"{parsed.query.model} gives no boxes, and format=coco is for boxes: leave it out")
     if wants_async(parsed.request):
@@ -243,18 +243,18 @@ async def _reply_once(
 async def _compute_body(
     routes: Classifying, parsed: _ClassifyRequest, images: Sequence[Upload], watch: Watch | None = None
 ) -> bytes:
-    query, state, place = parsed.query, parsed.request.state, _place_of_maps(routes, parsed, len(images))
+    query, state = parsed.query, parsed.request.scope["state"]
+    classes = parsed.wanted.classes or parsed.asked is not None
+    place = None if classes else _place_of_maps(routes, parsed, len(images))
     if watch or place:
         query = replace(query, context=replace(query.context, watch=watch, result=place))
     explain = parsed.explain or watch is not None
     question = Question(query, parsed.wanted, explain, parsed.asked)
-    state.answered, report = await run_question(
-        routes.service, question, images, lambda plan: setattr(state, "plan", plan)
-    )
-    if state.answered.result.kept is not None:
-        routes.keeping.metrics.result_kept(state.answered.result.kept.nbytes)
+    answered, report = await run_question(routes.service, question, images, partial(state.__setitem__, "plan"))
+    if answered.result.kept is not None:
+        routes.keeping.metrics.result_kept(answered.result.kept.nbytes)
     if parsed.as_coco and isinstance(report, ServedPrediction):
-        return await asyncio.to_thread(_encode, coco(report.images, state.plan.labels))
+        return await asyncio.to_thread(_encode, coco(report.images, state["plan"].labels))
     if isinstance(report, ServedPrediction):  # it may have megabytes of values
         return await asyncio.to_thread(lambda: _encode(report.as_dict()))
     return _encode({name: value for name, value in vars(report).items() if value is not None})
@@ -265,8 +265,6 @@ def _place_of_maps(routes: Classifying, parsed: _ClassifyRequest, images: int) -
 
     An answer has vectors, masks and maps of one channel, as far as their arrays have no more bytes than an answer may.
     """
-    if parsed.wanted.classes or parsed.asked is not None:
-        return None
     pipeline = routes.service.pipelines[parsed.query.model]
     plan = pipeline.plan
     if kind_of(plan) in (CLASSES, BOXES):
@@ -292,7 +290,7 @@ async def _respond_later(routes: Classifying, parsed: _ClassifyRequest, images: 
         await routes.idempotency.check(idempotency_key)
     place = routes.service.admission.place(query.client, query.left_s, kept=True)
     promised = replace(parsed, query=replace(query, place=place))
-    held: HeldBytes = parsed.request.state.held
+    held: HeldBytes = parsed.request.scope["state"]["held"]
 
     async def work(watch: Watch) -> dict[str, Any]:
         report: dict[str, Any] = json.loads((await _reply_once(routes, promised, images, watch)).body)
@@ -327,7 +325,7 @@ def _progress_of(request: Request) -> Callable[[Sequence[StageRun]], Sequence[St
     zero = time.monotonic()
 
     def stages_of(stages: Sequence[StageRun]) -> Sequence[StageProgress]:
-        plan = getattr(request.state, "plan", None)
+        plan = request.scope["state"].get("plan")
         return progress(plan, stages, zero) if plan else ()
 
     return stages_of

@@ -36,7 +36,7 @@ from serfer.api.http.problems import Problem
 from serfer.api.http.tensors import Inference, Signature, TensorForm, decode_request, encode_answer
 from serfer.api.kept_results import owner_id, place_of
 from serfer.api.questions import OPENING, is_cold
-from serfer.api.requests import DirectRoute, client_of, query_of, unless_gone
+from serfer.api.requests import client_of, query_of, unless_gone
 from serfer.api.routes.kept import Keeping
 from serfer.api.routes.openapi import BINARY, FILE, inference_errors, path_parameters, request_body
 from serfer.api.service import Service, ServiceQuery, ServiceResult
@@ -103,7 +103,6 @@ def _of_sizes(form: TensorForm, axes: str, sizes: InputSizes | None) -> TensorFo
 
 
 def _own_input(file: FileTensors, shape: Shape, many: InputSizes | None, *, pixels: bool) -> TensorForm:
-    """Return the input of a file; where a network takes `pixels` as they are, so does a file with those axes."""
     sides = {"C": shape.channels, "H": shape.height, "W": shape.width}
     axes = file.axes.removeprefix("N")
     form = TensorForm(file.input, BY_DTYPE[file.dtype], tuple(sides[axis] for axis in axes), axes)
@@ -186,7 +185,7 @@ def inference_router(routes: Inferring) -> APIRouter:
 
 def infer_router(routes: Inferring, guards: Sequence[Any]) -> APIRouter:
     """Return the direct routes of queries, which requests reach by way of `guards`, dependencies of FastAPI's."""
-    router = APIRouter(prefix=PREFIX, tags=["inference"], route_class=DirectRoute, dependencies=guards)
+    router = APIRouter(prefix=PREFIX, tags=["inference"], dependencies=guards)
 
     async def infer(request: Request) -> Response:
         """Return what a model's network makes of a tensor."""
@@ -233,7 +232,7 @@ class _Destination:
             parameters.strict,
         )
         if self.application is not None:
-            return ApplicationQuery(self.application, objectives, getattr(request.state, "request_id", ""))
+            return ApplicationQuery(self.application, objectives, request.scope["state"].get("request_id", ""))
         if objectives != Objectives():
             raise Problem(400, f"{self.name} is a model: objectives are asked of an application")
         return None
@@ -258,7 +257,9 @@ async def _find(request: Request, service: Service) -> _Destination:
 
 async def _infer(routes: Inferring, request: Request) -> Response:
     service = routes.service
-    service.admission.check(client_of(request), MAX_DEADLINE_S)  # before the body is read: its deadline is in there
+    service.admission.check(
+        client_of(request.scope), MAX_DEADLINE_S
+    )  # before the body is read: its deadline is in there
     named = await _find(request, service)
     inference = await _read(routes, request, signature_of(named.plan, routes.limits))
     query = query_of(request, named.name, _deadline_s(routes, inference.parameters))
@@ -280,7 +281,6 @@ async def _infer(routes: Inferring, request: Request) -> Response:
         choice, (answered, stored) = await unless_gone(
             request, service.applications.answering.answer(asked, by_variant)
         )
-    request.state.answered = answered
     if stored is not None:
         return await _reply_kept(routes.keeping, query, inference, stored)
     async with query.in_time("the answer was written"):
@@ -316,12 +316,12 @@ async def _read(routes: Inferring, request: Request, signature: Signature) -> In
     def decoded() -> Inference:
         return decode_request(decompress(body, coding, most) if coding else body, header, signature)
 
-    held: HeldBytes = request.state.held
+    held: HeldBytes = request.scope["state"]["held"]
     if coding is None and (len(body) if header is None else header) <= _LARGE:
         inference = decoded()
     else:
         unpacked = min(most, len(body) * MOST_RATIO) if coding else 0
-        slot = routes.service.admission.parsing.hold(Place(client_of(request)), routes.deadline_ms / _MS_PER_S)
+        slot = routes.service.admission.parsing.hold(Place(client_of(request.scope)), routes.deadline_ms / _MS_PER_S)
         try:
             async with slot:
                 held.add(unpacked)

@@ -72,14 +72,14 @@ def jobs_router(service: Service, most_bytes: int) -> APIRouter:
         if asked is None:
             check_classifies(service.pipelines[name].plan, name)
         images = await asyncio.to_thread(jobs.images.names, parameters.images)
-        client, wanted = client_of(request), Wanted(parameters.top_k, classes=True)
+        client, wanted = client_of(request.scope), Wanted(parameters.top_k, classes=True)
 
         async def answer(image: str) -> dict[str, Any]:
             data = await asyncio.to_thread(jobs.images.read, image, most_bytes)
             check_format(image, data)
             context, deadline = RequestContext(secrets.token_hex(8)), time.monotonic() + _ALLOWED_S
-            query = ServiceQuery(name, deadline, _ALLOWED_S, context, client)
-            with service.load.offline():
+            with service.load.offline(), service.admission.bytes.hold(client) as held:
+                query = ServiceQuery(name, deadline, _ALLOWED_S, context, client, held=held)
                 question = Question(query, wanted, explain=False, asked=asked)
                 _, report = await run_question(service, question, [Upload(image, data)])
             return report.as_dict()

@@ -192,12 +192,11 @@ async def _file(
 async def _sent(
     routes: Keeping, kept: KeptResults, chunks: Iterator[bytes], size: int, headers: dict[str, str], request: Request
 ) -> Response:
-    """Send `size` bytes as they are produced, or whole where nothing can be streamed; raises Problem for too many."""
     if not kept.sends(size):
         raise Problem(
             422, f"that has {size:,} bytes, and at most {kept.most_bytes:,} are sent here: GET the chunks of its array"
         )
-    place = partial(routes.downloads.take, client_of(request))
+    place = partial(routes.downloads.take, client_of(request.scope))
     if kept.most_bytes is not None:  # nothing is streamed: it is whole, or an error
         with place():
             body = await asyncio.to_thread(b"".join, chunks)
@@ -207,7 +206,6 @@ async def _sent(
 
 
 def _with_values(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Join the first two chunks: a file's head alone could be sent where its values are gone."""
     yield next(chunks) + next(chunks, b"")
     yield from chunks
 

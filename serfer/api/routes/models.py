@@ -297,7 +297,6 @@ def _box(area: Area, whole: Area) -> Box:
 
 
 def _competitor(choice: Choice) -> Competitor:
-    """Return an alternative with its warm figures, as those of the plan itself are; its verdict is of expected ones."""
     plan = choice.plan
     ms = plan.ms if plan.warm_ms is None else plan.warm_ms
     usd = plan.usd if plan.warm_usd is None else plan.warm_usd

@@ -97,8 +97,8 @@ class VariantFleet(FleetLoop):
         self._use()
         if not self.leads:
             self._scaler = None
-            for one in self.served.values():
-                one.own_scaled = None
+            for app in self.served.values():
+                app.own_scaled = None
         elif self.acts and not self._is_busy("controller"):
             self._begin("controller", self._act)
 
@@ -116,9 +116,9 @@ class VariantFleet(FleetLoop):
             known = len(self._pools.urls.get(pool, ())) if terms.fixed else self.plan.wanted.get(pool, 0)
             found[pool, "wanted"] = known if self.leads or terms.fixed else 0
             found[pool, "on"] = found[pool, "serving"] = 0
-        for one in self.listed:
-            found[one.kind, "on"] += 1
-            found[one.kind, "serving"] += one.state == InstanceState.SERVING
+        for instance in self.listed:
+            found[instance.kind, "on"] += 1
+            found[instance.kind, "serving"] += instance.state == InstanceState.SERVING
         return found
 
     @property
@@ -164,17 +164,17 @@ class VariantFleet(FleetLoop):
             self._scaler, self._decided = FleetScaler(self._pools.terms), now
         scaler = self._scaler
         variants = {
-            (one.name, name): variant
-            for one in self.served.values()
-            if one.is_read
-            for name, variant in one.table.live.variants.items()
+            (app.name, name): variant
+            for app in self.served.values()
+            if app.is_read
+            for name, variant in app.table.live.variants.items()
         }
         seen = FleetObservation(
             now,
             now - self._decided,
             tuple(self._observe(member, variants) for member in self.listed),
             variants,
-            {name: one.demand for name, one in self.served.items()},
+            {name: app.demand for name, app in self.served.items()},
             prices_of(variants.values(), self._pools.terms),
             self._pools.max_usd_per_hour,
         )
@@ -212,15 +212,15 @@ class VariantFleet(FleetLoop):
     def _note(self, plan: FleetPlan) -> None:
         changed = (plan.desired, plan.wanted) != (self.plan.desired, self.plan.wanted)
         self.plan = plan
-        for name, one in self.served.items():
+        for name, app in self.served.items():
             desired = {key[1]: count for key, count in plan.desired.items() if key[0] == name and count > 0}
-            one.own_scaled = ScalingDecision(desired, plan.reasons.get(name, "no query asks for what instances have"))
+            app.own_scaled = ScalingDecision(desired, plan.reasons.get(name, "no query asks for what instances have"))
             if changed:
-                words = {"desired": desired, "instances": dict(plan.wanted), "reason": one.own_scaled.reason}
+                words = {"desired": desired, "instances": dict(plan.wanted), "reason": app.own_scaled.reason}
                 log_event(logging.INFO, "variants scaled", application=name, **words)
 
     def _change_copies(self, plan: FleetPlan) -> None:
-        urls = {one.name: one.url for one in self.listed}
+        urls = {instance.name: instance.url for instance in self.listed}
         for action, places in (("load", plan.load), ("unload", plan.unload)):
             for name, key in places:
                 if (url := urls.get(name)) is not None:
@@ -228,7 +228,7 @@ class VariantFleet(FleetLoop):
 
     def _own_busy(self) -> Iterator[str]:
         busy = self._pipelines.busy_places
-        return (one.name for one in self.listed if one.url in busy)
+        return (instance.name for instance in self.listed if instance.url in busy)
 
 
 def prices_of(variants: Iterable[Variant], pools: Mapping[str, PoolTerms]) -> dict[str, float]:

@@ -14,6 +14,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import quote
 
+from serfer.applications.answering import BackgroundTasks
 from serfer.core.http_messages import ModelState, ModelStatus
 from serfer.drivers.instance.client import InstanceProbe, open_http
 from serfer.fleet.log_events import log_event
@@ -46,7 +47,7 @@ class VariantCopies:
         self._http: aiohttp.ClientSession | None = None
         self._done: dict[tuple[str, str], _Done] = {}
         self._under_way: dict[tuple[str, str], Action] = {}
-        self.tasks: set[asyncio.Task[None]] = set()
+        self.tasks = BackgroundTasks()
 
     def probe(self, url: str) -> InstanceProbe:
         return InstanceProbe(url, self._open_http())
@@ -56,9 +57,7 @@ class VariantCopies:
             return
         log_event(logging.INFO, f"variant {action}s", instance=url, variant=model)
         self._under_way[url, model] = action
-        task = asyncio.create_task(self._change(action, url, model))
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        self.tasks.start(self._change(action, url, model))
 
     def status(self, url: str, model: str, listed: ModelState, at: float) -> ModelStatus:
         """Return a model's status by what its instance listed at a time, and what was done since."""
@@ -76,10 +75,7 @@ class VariantCopies:
         self._done = {place: done for place, done in self._done.items() if place[0] in urls}
 
     async def close(self) -> None:
-        for task in self.tasks:
-            task.cancel()
-        if self.tasks:
-            await asyncio.wait([*self.tasks])
+        await self.tasks.cancel()
         if self._http is not None:
             await self._http.close()
 

@@ -42,6 +42,8 @@ def map_images(options: MapCommand, context: typer.Context) -> None:
     if not images:
         raise UsageError("no image was given: name files, folders or s3://BUCKET/KEY")
     options = replace(options, workers=workers_of(options.workers, options.stack, "local"))
+    if options.network is None or options.workers != "aws":  # what is to be done there is said with its plan
+        options.check_workers()
     directory = _plan_directory(options, images, settings)
     with _mapper(Opening(directory, options), options, settings) as (mapper, watcher):
         if options.image_list or is_many(images, options.out):
@@ -101,10 +103,7 @@ def _map_many(mapper: Mapper, images: Sequence[str], options: MapCommand) -> Non
 
 
 def _plan_directory(options: MapCommand, images: Sequence[str], settings: Settings) -> Path:
-    """Return the directory of the plan that was given, or of a network's, and say of that where it is and what for.
-
-    Raises UsageError for options that describe a network, where there is none; and as `chosen_plan` does.
-    """
+    """Return a plan's directory, and say of a network's where it is and what for; raises UsageError as chosen_plan."""
     network = None
     if options.network is not None:
         described = {item.name: getattr(options, item.name) for item in fields(MapPlanOptions)}
@@ -115,10 +114,9 @@ def _plan_directory(options: MapCommand, images: Sequence[str], settings: Settin
     def inputs() -> list[str]:
         return [item.image for item in map_items(images, options.out, options.suffix)]
 
-    deployed = options.workers == "aws"
     with status_lines() as progress:
         step = Steps(progress)
-        kept = chosen_plan(options.plan, network, inputs, settings, deployed=deployed, progress=step)
+        kept = chosen_plan(options.plan, network, inputs, settings, deployed=options.workers == "aws", progress=step)
     if network is not None:
         _say(network.called, kept, made=step.made)
     return kept.directory

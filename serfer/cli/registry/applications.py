@@ -219,17 +219,6 @@ def restore(
     _print_line(_open(registry).restore(application, version))
 
 
-def import_old(
-    old: Annotated[str, typer.Argument(metavar="OLD", help="A registry that SerFer wrote before 0.2.")],
-    new: Annotated[str, typer.Argument(metavar="NEW", help="Where to copy it: a directory, or s3://BUCKET/PREFIX.")],
-) -> None:
-    """Copy a registry of the format before 0.2 to a new place; interrupted, it goes on when it is run again."""
-    from serfer.registry.importing import import_registry  # noqa: PLC0415 - the command line starts fast
-
-    copied = import_registry(old, new)
-    out.print(plain(f"copied {copied.documents:,} records and {copied.artefacts:,} files to {new}"), soft_wrap=True)
-
-
 def _open(url: str | None) -> Registry:
     chosen = url or load_settings().registry
     if chosen is None:
@@ -238,7 +227,6 @@ def _open(url: str | None) -> Registry:
 
 
 def _network_versions(texts: Sequence[str] | None) -> dict[str, int]:
-    """Return versions by network; raises UsageError for another form, and for two of one network."""
     versions: dict[str, int] = {}
     for text in texts or ():
         match = _VERSION.fullmatch(text)

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from serfer.cli.shared.display import byte_size, plain, print_table
+from serfer.cli.shared.display import byte_size, plain, print_table, styled
 from serfer.cli.shared.options import print_json
 from serfer.cli.shared.terminal import complain, out
 from serfer.control.throttle import Thresholds
@@ -125,7 +125,7 @@ def yielding(
 
 
 def print_head(name: str, plan: Plan, said: str = "") -> None:
-    out.print(f"[bold]{plain(PurePath(name).name)}[/]  {plain(plan.model)}, weights: {plain(plan.weights)}{said}")
+    out.print(styled(PurePath(name).name), f" {plain(plan.model)}, weights: {plain(plan.weights)}{said}")
 
 
 def print_report(pipeline: Pipeline, workers: str, delta: Difference | None = None) -> None:

@@ -9,7 +9,6 @@ from typing import Literal
 from rich.align import Align
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.markup import escape
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -21,12 +20,12 @@ _LEAST_TEXT = 24  # columns of a terminal that a column of text keeps when it ha
 
 
 def plain(text: str) -> str:
-    """Return text that rich prints as it is, with control characters escaped: a terminal would act on them."""
-    return escape(_visible(text))
-
-
-def _visible(text: str) -> str:
+    """Return text with its control characters escaped: a terminal would act on them."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def styled(text: str, style: str = "bold") -> Text:
+    return Text(plain(text), style)
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Table:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Lay the table out for a terminal's width, or for a file."""
-        columns = [[Text(_visible(cell)) for cell in column] for column in zip(self.heads, *self.rows, strict=True)]
+        columns = [[Text(plain(cell)) for cell in column] for column in zip(self.heads, *self.rows, strict=True)]
         natural = [max(text.cell_len for text in column) for column in columns]
         width = options.max_width if console.is_terminal else _width(natural)
         least = [min(wanted, self._least(number, columns[number])) for number, wanted in enumerate(natural)]
@@ -76,7 +75,6 @@ class Table:
             yield from console.render(grid, options.update(max_width=max(_width(natural), 1)))
 
     def _least(self, number: int, column: Sequence[Text]) -> int:
-        """Return the width below which a column's texts would be cut: words of text and heads, numbers whole."""
         head, *cells = (max(map(cell_len, text.plain.split()), default=0) for text in column)
         if number in self.left:
             return max(_LEAST_TEXT, head, *cells)

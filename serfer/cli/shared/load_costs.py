@@ -177,7 +177,7 @@ def _named(way: ServingWay) -> str:
 
 def _assumed(options: CostCommand, compared: Comparison) -> list[str]:
     load, kind = compared.load, compared.instance
-    names = " and the ".join(f"{one.name} {_time(one.end_s - one.begin_s)}" for one in compared.windows)
+    names = " and the ".join(f"{window.name} {_time(window.end_s - window.begin_s)}" for window in compared.windows)
     what = "every query" if compared.whole else f"every query of the {names}"
     speed = "its vCPUs" if kind.name in load_settings().facts().vcpus else "a guess at its GPU"
     speed = f"{options.scenario}" if options.scenario else speed

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from serfer.cli.shared.display import counted, plain, print_table
+from serfer.cli.shared.display import counted, plain, print_table, styled
 from serfer.cli.shared.options import print_json
 from serfer.cli.shared.terminal import complain, err, out
 from serfer.mapping.report import MapWatcher
@@ -36,7 +36,7 @@ class MapDisplay(MapWatcher):
 
     def __init__(self) -> None:
         self._bar = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("windows  {task.fields[said]}"),
@@ -120,7 +120,6 @@ def _estimate_lines(estimate: Estimate) -> list[str]:
 
 
 def _per_area(estimate: Estimate) -> str:
-    """Return the dollars of a megapixel, and of a square kilometre where the image says how large its pixels are."""
     areas = ((estimate.usd_per_megapixel, "a megapixel"), (estimate.usd_per_km2, "a km²"))
     said = [f"{dollars(usd)} {area}" for usd, area in areas if usd is not None]
     return f" ({', '.join(said)})" if said else ""
@@ -150,7 +149,7 @@ def print_report(report: MapReport, *, as_json: bool) -> None:
         print_json(report.as_dict())
         return
     for result in report.results:
-        out.print(f"[bold]{plain(result.path)}[/]  {_shape(result)}")
+        out.print(styled(result.path), f" {_shape(result)}")
     empty = f", {report.empty:,} without data" if report.empty else ""
     there = f", {report.resumed:,} from before" if report.resumed else ""
     out.print(

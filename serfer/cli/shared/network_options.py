@@ -47,10 +47,11 @@ def plan_of(
     *,
     deployed: bool,
     says: bool = True,
+    again: bool = False,
 ) -> Path:
     """Return the directory of the plan of a network, in the cache; it `says` how images and outputs are read.
 
-    Raises UsageError for functions that are `deployed`, which a network has none of.
+    `again` is that of `in_cache`. Raises UsageError for functions that are `deployed`, which a network has none of.
     """
     if deployed:
         raise UsageError(
@@ -67,7 +68,7 @@ def plan_of(
     def found(step: Callable[[str], None]) -> Path:
         return plan_of_file(given, load_settings(), step, example, description, sizes)
 
-    directory = in_cache(found, progress)
+    directory = in_cache(found, progress, again=again)
     if says:
         tell_reading(load_plan(directory), options.preprocess, options.output)
     return directory

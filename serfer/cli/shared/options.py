@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from serfer.cli.shared.display import plain
+from serfer.cli.shared.display import styled
 from serfer.cli.shared.network_options import NO_OPTIONS, check_described, plan_of
 from serfer.cli.shared.option_groups import NetworkFileOptions
 from serfer.cli.shared.plan_summary import in_cache
@@ -39,7 +39,7 @@ BY_ARGUMENT = (
 @contextmanager
 def status_line() -> Iterator[Any]:
     with err.status("") as status:
-        yield lambda text: status.update(plain(text))
+        yield lambda text: status.update(styled(text, ""))
 
 
 @contextmanager
@@ -76,6 +76,7 @@ def plan_directory(
     workers: str | None = None,
     *,
     choices: str = BY_OPTION,
+    again: bool = False,
 ) -> Path:
     """Return the directory of --plan, or of --model in the cache; an .onnx file's as its options say.
 
@@ -95,7 +96,7 @@ def plan_directory(
             return plan_of(str(plan), file, progress, deployed=stack is not None or workers == "aws")
         from serfer.wiring.local import zoo_plan  # noqa: PLC0415 - the command line starts fast
 
-        return in_cache(partial(zoo_plan, model, load_settings()), progress)
+        return in_cache(partial(zoo_plan, model, load_settings()), progress, again=again)
 
 
 def network_among(
@@ -125,7 +126,7 @@ def opened(
     from serfer.wiring.open_pipeline import open_pipeline  # noqa: PLC0415 - the command line starts fast
 
     with status_line() as progress:
-        progress("starting workers and store")
+        progress("opening the plan")
         pipeline = open_pipeline(
             directory,
             store=options.store,

@@ -46,11 +46,11 @@ class Steps:
         self._progress(text)
 
 
-def in_cache(find: Callable[[Callable[[str], None]], Path], progress: Callable[[str], None]) -> Path:
-    """Return the plan directory in the cache that `find` returns; of one that is made now, say what was chosen."""
+def in_cache(find: Callable[[Steps], Path], progress: Callable[[str], None], *, again: bool = False) -> Path:
+    """Return the plan directory in the cache that `find` returns; say what was chosen if it is made now, or `again`."""
     steps = Steps(progress)
     directory = find(steps)
-    if steps.made:
+    if steps.made or again:
         plan = load_plan(directory)
         complain(chosen_line(plan))
         complain(figures_line(price(plan, load_settings().facts(), Circumstances())))

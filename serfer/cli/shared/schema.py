@@ -77,7 +77,6 @@ def _parameter(item: Field[Any], described: Option, of: Any) -> tuple[Any, Any]:
 
 
 def _line_type(hint: Any, described: Option) -> Any:  # noqa: ANN401 - a type
-    """Return a field's type on the command line; what typer does not know is a text that `value_of` reads."""
     if described.read is None and get_origin(hint) is tuple:
         return list[str]
     simple = (kind for kind in _SIMPLE if described.read is None and hint in (kind, kind | None))

@@ -48,9 +48,9 @@ class ServiceOptions(RegistryOptions, JsonOptions):
 class ServeCommand(ServiceOptions, PipelineOptions, NetworkFileOptions):
     """Answer queries over HTTP, with all that this takes on this machine, until Ctrl-C (docs/reference/api.md).
 
-    Store and functions are started here as well, unless --store, --workers or --stack say where they are. Options win
-    over SERFER_* variables, and these over serfer.toml (docs/reference/settings.md). With no network named, it serves
-    the applications of SERFER_REGISTRY.
+    A plan of one function is computed in this process. For others, store and functions are started here as well, unless
+    --store, --workers or --stack say where they are. Options win over SERFER_* variables, and these over serfer.toml
+    (docs/reference/settings.md). With no network named, it serves the applications of SERFER_REGISTRY.
     """
 
     command: ClassVar[str] = "serve"

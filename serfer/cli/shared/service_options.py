@@ -11,8 +11,6 @@ from typing import Any
 
 import typer
 
-from serfer.api.auth.keys import KeyRing
-from serfer.api.observability.logs import configure_logs
 from serfer.applications.opening import ApplicationOptions
 from serfer.applications.scaling.spec import parse_instances
 from serfer.cli.shared.display import print_table
@@ -27,8 +25,10 @@ from serfer.control.selection import DEFAULT, make_selector
 from serfer.core.errors import InputError, UsageError
 from serfer.core.plan import ACTIVATIONS, Plan
 from serfer.core.plan.window_plan import check_whole_images
+from serfer.core.report import CLASSES
 from serfer.local.server import listen
 from serfer.pipeline.plan_choice import terms
+from serfer.pipeline.prediction import kind_of
 from serfer.plan_directory import COLD_DIRECTORY, is_code, is_network, load_cold_plan, load_plan
 from serfer.settings import Settings, is_secret, origins
 from serfer.splitter.network.zoo import ZOO, meant
@@ -55,11 +55,12 @@ def served_models(
     *,
     deployed: bool = False,
     choices: str = BY_OPTION,
+    quiet: bool = False,
 ) -> dict[str, Path]:
     """Return the plan directories to serve, by model name.
 
     `networks` are files, plan directories, names of a library or models of the zoo, and come first; `file` says what
-    a file does not.
+    a file does not. It is `quiet` where the command that started this process has said what there is to say.
     Raises UsageError for two of one name, none at all, with the `choices`, or a file where functions are `deployed`;
     PlanError for a map plan.
     """
@@ -75,18 +76,18 @@ def served_models(
     check_described(file, [place for place in places if is_network(place)])
     for name, text in wanted:
         if text is None:
-            directory = plan_directory(None, name)
+            directory = plan_directory(None, name, again=True)
             called = (plan := load_plan(directory)).model
         else:
             match = _NAMED.fullmatch(text)
             directory = _place(text)
             if is_network(directory):
                 with status_lines() as progress:
-                    directory = plan_of(directory, file, progress, deployed=deployed)
+                    directory = plan_of(directory, file, progress, deployed=deployed, again=True)
             plan = load_plan(directory)
             called = match[1] if match else (_NAME.sub("-", plan.model).strip("-") or "network")
         check_whole_images(plan)
-        if plan.untrained:
+        if plan.untrained and not quiet:
             complain(f"{called} has random weights: its answers mean nothing")
         if called in models:
             raise UsageError(
@@ -99,19 +100,22 @@ def served_models(
 def check_service(host: str, port: int, settings: Settings) -> None:
     """Refuse a file of API keys that cannot be used, and a port that is taken, before plans are made."""
     if settings.keys_file:
+        from serfer.api.auth.keys import KeyRing  # noqa: PLC0415 - imports FastAPI, of what serves
+
         KeyRing(settings.keys_file, time.monotonic)
     listen(host, port).close()
 
 
-def ask_line(url: str, directories: Sequence[Path]) -> str:
+def ask_line(url: str, directories: Sequence[Path], *, keyed: bool = False) -> str:
     """Return a line with the command that asks a service about an image; empty where its first model takes none."""
     plan = load_plan(directories[0]) if directories else None
     if plan is None or plan.preprocess is None:
         return ""
-    missing = "" if plan.labels else ", labels=FILE.txt names classes"
-    missing += ", --output softmax makes scores of logits" if plan.activation == ACTIVATIONS[-1] else ""
-    said = f"    # numbers as they are{missing}" if missing and plan.classifies else ""
-    return f"next: curl -F image=@photo.jpg '{url}/v1/{'classify' if plan.classifies else 'predict'}'{said}"
+    lacks = [] if plan.labels else ["classes by number: labels=FILE.txt names them"]
+    lacks += ["scores are the network's numbers: --output softmax"] if plan.activation == ACTIVATIONS[-1] else []
+    said = f"    # {'; '.join(lacks)}" if lacks and plan.classifies else ""
+    route, key = "classify" if kind_of(plan) == CLASSES else "predict", "-H 'X-API-Key: KEY' " * keyed
+    return f"next: curl {key}-F image=@photo.jpg '{url}/v1/{route}'{said}"
 
 
 def _place(text: str) -> Path:
@@ -187,6 +191,8 @@ def ceiling_of_route(settings: Settings, options: ServeCommand) -> float | None:
 
 
 def start_log(level: str, form: str) -> None:
+    from serfer.api.observability.logs import configure_logs  # noqa: PLC0415 - same
+
     configure_logs(level, as_json=None if form == "auto" else form == "json", in_background=True)
 
 

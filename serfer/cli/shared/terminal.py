@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from serfer.core.errors import MissingExtraError, PlanWarning, SerferError, UnavailableError, UsageError
 from serfer.core.options import Options, flag_of, is_on_line, options_of
@@ -43,7 +44,7 @@ class _Output(Console):
 
     def print(self, *objects: Any, soft_wrap: bool | None = None, **options: Any) -> None:  # noqa: ANN401 - rich's
         """Print as rich does; `soft_wrap` leaves lines to be copied to the terminal, which breaks them anywhere."""
-        if soft_wrap is None and self.is_terminal and all(isinstance(each, str) for each in objects):
+        if soft_wrap is None and self.is_terminal and all(isinstance(item, str | Text) for item in objects):
             soft_wrap = False
         super().print(*objects, soft_wrap=soft_wrap, **options)
 
@@ -71,14 +72,15 @@ class _Interrupt:
         return 128 + number
 
 
-out = _Output(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else _FILE_WIDTH)
-err = Console(stderr=True, highlight=False)
+_AS_IS: Mapping[str, Any] = {"markup": False, "emoji": False, "highlight": False}  # text is mostly from outside
+out = _Output(**_AS_IS, soft_wrap=True, width=None if sys.stdout.isatty() else _FILE_WIDTH)
+err = Console(**_AS_IS, stderr=True)
 
 
 def complain(problem: object) -> None:
     """Print an error in one line, whatever file names and functions put into the message."""
     line = re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+", " ", str(problem).strip())
-    err.print(f"serfer: {line}", soft_wrap=True, markup=False)
+    err.print(f"serfer: {line}", soft_wrap=True)
 
 
 def ignore_signals() -> None:
@@ -165,7 +167,7 @@ def _exit_code(app: typer.Typer, arguments: list[str], interrupt: _Interrupt, *,
         if interrupt.number:
             return interrupt.ended()
         if debug:
-            err.print("".join(traceback.format_exception(error)), end="", soft_wrap=True, markup=False)
+            err.print("".join(traceback.format_exception(error)), end="", soft_wrap=True)
         return _code_of(error, meta.get(ORIGINS, {}))
     return 0
 
@@ -236,7 +238,7 @@ def _misused(error: Any) -> int:  # noqa: ANN401 - typer's
     if kind and (key := _key_of(kind, flag) or _key_of(kind, flag.replace("--no-", "--", 1))):
         message = f"{message.partition(' (')[0].rstrip('.')}: it is a key, --set {key}=VALUE"
     if "\n" in message:
-        err.print(message, soft_wrap=True, markup=False)
+        err.print(message, soft_wrap=True)
     else:
         complain(f"{message.rstrip('.')} (see {context.command_path if context else 'serfer'} --help)")
     return UsageError.exit_code

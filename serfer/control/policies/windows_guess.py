@@ -155,10 +155,7 @@ class KeepAlivePredictor:
         self._act()
 
     def _detect(self, units: float) -> None:
-        """Detect that a burst begins, or that one has ended: it has been calm for long enough.
-
-        Lengths are read off the clock as it stood when the phase last changed.
-        """
+        """Lengths are read off the clock as it stood when the phase last changed."""
         if self._phase == QUIET and units > 1.0:
             if self._count:
                 self._gaps.add(self._clock - 1)
@@ -223,8 +220,8 @@ class WindowsGuess:
         if self._seconds < self._tick_s:
             return False
         units = lambda_units(self._scenario, self._queries / self._seconds, len(self._predictors)).tolist()
-        for predictor, each in zip(self._predictors, units, strict=True):
-            predictor.tick(each)
+        for predictor, unit in zip(self._predictors, units, strict=True):
+            predictor.tick(unit)
         self._seconds = self._queries = 0.0
         return True
 

@@ -7,12 +7,10 @@
 Pure: no clock, no I/O. The caller gathers signals, keeps the newest States, and does what is selected.
 """
 
-from __future__ import annotations
-
 from serfer.control.selection.catalogue import Catalogue
 from serfer.control.selection.places import FUNCTIONS, PlaceState, States
 from serfer.control.selection.select import DEFAULT, InfaasSelector, Selector, draw_of, make_selector, worth_warming
-from serfer.control.selection.states import THRESHOLDS, StateTracker, Thresholds, VariantSignals, next_state
+from serfer.control.selection.states import THRESHOLDS, StateTracker, VariantSignals, next_state
 
 __all__ = [
     "DEFAULT",
@@ -24,7 +22,6 @@ __all__ = [
     "Selector",
     "StateTracker",
     "States",
-    "Thresholds",
     "VariantSignals",
     "draw_of",
     "make_selector",

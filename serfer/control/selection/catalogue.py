@@ -56,12 +56,11 @@ class Live:
         self.inactive = np.array([place.inactive is not None for place in self.places])
         self.loaded = np.array([place.loaded is not None for place in self.places])
         at = list(zip(rows, self.places, strict=True))
-        self.latency_ms = np.array([row.latency_ms if each.loaded else row.loaded_ms for row, each in at])
+        self.latency_ms = np.array([row.latency_ms if state.loaded else row.loaded_ms for row, state in at])
         self.load = np.array([place.loaded.least_load if place.loaded else 0.0 for place in self.places])
-        self.weight = np.array([row.qps * each.loaded.weight if each.loaded else 0.0 for row, each in at])
+        self.weight = np.array([row.qps * state.loaded.weight if state.loaded else 0.0 for row, state in at])
 
     def keep_nearest(self, key: Key, at: int) -> int:
-        """Keep which variant is nearest to objectives, for so many of them, and return it."""
         if len(self.nearest) >= _KEPT:
             self.nearest.clear()
         self.nearest[key] = at
@@ -106,13 +105,11 @@ class Catalogue:
         return kept[1]
 
     def named(self, name: str) -> int:
-        """Return the position of a variant; raises UsageError for one that is unknown."""
         if (at := self._by_name.get(name)) is None:
             raise UsageError(f"there is no variant {name!r:.80}: there are {_some(self._by_name)}")
         return at
 
     def among(self, asked: Objectives) -> Mask:
-        """Return which variants are of the network that a query names; raises UsageError for an unknown network."""
         if asked.network is None:
             return self._every
         if (mask := self._by_network.get(asked.network)) is None:

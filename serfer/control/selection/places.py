@@ -85,10 +85,7 @@ class States:
 
 
 def _spare(load: float) -> float:
-    """Return a place's weight among its like: 2 - load, so that states of a period ago do not make it swing.
-
-    By 1 - load, what two places take would swing ever wider where their loads are above a half: this way only above 1.
-    """
+    """By 1 - load, what two places take would swing ever wider where their loads are above a half, not only above 1."""
     return max(_LEAST, 2.0 - load)
 
 

@@ -38,7 +38,6 @@ class InfaasSelector:
     """
 
     def get_variant(self, asked: Objectives, catalogue: Catalogue, states: States, draw: float) -> Selection:
-        """Return the variant for a query (INFaaS, 4.1); raises UsageError for a variant or network that is unknown."""
         live = catalogue.live(states)
         if asked.variant is not None:
             return _at(catalogue.named(asked.variant), asked, catalogue, live, SelectionReason.NAMED, draw)
@@ -80,7 +79,6 @@ def _active(meeting: Mask, catalogue: Catalogue, live: Live, draw: float) -> Sel
 
 
 def _inactive(meeting: Mask, asked: Objectives, catalogue: Catalogue, live: Live, draw: float) -> Selection | None:
-    """Return the inactive variant that answers soonest and meets the latency with loading; None where none does."""
     found = np.flatnonzero(meeting & live.inactive)
     if not found.size:
         return None
@@ -92,10 +90,7 @@ def _inactive(meeting: Mask, asked: Objectives, catalogue: Catalogue, live: Live
 
 
 def _loaded(meeting: Mask, catalogue: Catalogue, live: Live, draw: float) -> Selection | None:
-    """Return a loaded variant, be it busy, by throughput over the root of the load; None without one.
-
-    The least loaded comes first.
-    """
+    """Return a loaded variant by throughput over the root of the load, the least loaded first; None without one."""
     found = np.flatnonzero(meeting & live.loaded)
     if not found.size:
         return None
@@ -112,10 +107,7 @@ def _loaded(meeting: Mask, catalogue: Catalogue, live: Live, draw: float) -> Sel
 
 
 def _nearest(asked: Objectives, catalogue: Catalogue, live: Live) -> int:
-    """Return the variant that misses the objectives by least, of those that a place could answer if there are any.
-
-    Ties: one that is not busy, then dollars, latency, name. Queries that ask for the same find it again.
-    """
+    """Ties: one that is not busy, then dollars, latency, name. Queries that ask for the same find it again."""
     key = (asked.latency_ms, asked.min_accuracy, asked.max_cost_usd, asked.network)
     if (kept := live.nearest.get(key)) is not None:
         return kept
@@ -129,10 +121,7 @@ def _nearest(asked: Objectives, catalogue: Catalogue, live: Live) -> int:
 
 
 def _distances(asked: Objectives, catalogue: Catalogue, live: Live) -> npt.NDArray[np.float64]:
-    """Return each variant's sum of misses relative to what was asked for: a tenth too late is a tenth too dear.
-
-    Dollars above an objective of 0 are relative to the dearest variant's.
-    """
+    """Sum misses relative to what was asked for; dollars above an objective of 0 to the dearest variant's."""
     distances = np.zeros(len(catalogue))
     if asked.latency_ms is not None:
         distances += np.maximum(live.latency_ms - asked.latency_ms, 0.0) / asked.latency_ms
@@ -147,7 +136,6 @@ def _distances(asked: Objectives, catalogue: Catalogue, live: Live) -> npt.NDArr
 def _at(
     at: int, asked: Objectives, catalogue: Catalogue, live: Live, reason: SelectionReason, draw: float
 ) -> Selection:
-    """Return a selection of a variant at the best of its places, with what it misses there."""
     places = live.places[at]
     ranked = places.active or places.loaded or places.inactive
     missed = _missed(at, asked, catalogue, float(live.latency_ms[at]))
@@ -155,7 +143,6 @@ def _at(
 
 
 def _missed(at: int, asked: Objectives, catalogue: Catalogue, latency_ms: float) -> dict[str, float]:
-    """Return by how much a variant misses each objective, in its unit; without those that it meets."""
     row = catalogue.rows[at]
     missed: dict[str, float] = {}
     if asked.latency_ms is not None and latency_ms > asked.latency_ms:

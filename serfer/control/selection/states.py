@@ -95,39 +95,39 @@ class Thresholds:
 THRESHOLDS: Final = Thresholds()
 
 
-def next_state(before: VariantState, seen: VariantSignals, at: Thresholds = THRESHOLDS) -> VariantState:
+def next_state(before: VariantState, seen: VariantSignals) -> VariantState:
     """Return the state that follows from signals and the state before; stale signals leave it as it is."""
-    if seen.age_s > at.lost_s or not seen.warm:
+    if seen.age_s > THRESHOLDS.lost_s or not seen.warm:
         return VariantState.INACTIVE
-    if seen.age_s > at.period_s:
+    if seen.age_s > THRESHOLDS.period_s:
         return before
-    if _is_overloaded(before, seen, at):
+    if _is_overloaded(before, seen):
         return VariantState.OVERLOADED
-    if seen.cold_share >= (at.warmed if before == VariantState.INACTIVE else at.cold):
+    if seen.cold_share >= (THRESHOLDS.warmed if before == VariantState.INACTIVE else THRESHOLDS.cold):
         return VariantState.INACTIVE
-    return VariantState.INTERFERED if _is_interfered(before, seen, at) else VariantState.ACTIVE
+    return VariantState.INTERFERED if _is_interfered(before, seen) else VariantState.ACTIVE
 
 
-def _is_overloaded(before: VariantState, seen: VariantSignals, at: Thresholds) -> bool:
+def _is_overloaded(before: VariantState, seen: VariantSignals) -> bool:
     is_already = before == VariantState.OVERLOADED
-    share, waiting = (at.recovered, at.waited) if is_already else (at.overloaded, at.waiting)
+    share = THRESHOLDS.recovered if is_already else THRESHOLDS.overloaded
+    waiting = THRESHOLDS.waited if is_already else THRESHOLDS.waiting
     return seen.throttles > 0 or seen.share >= share or seen.waiting >= waiting
 
 
-def _is_interfered(before: VariantState, seen: VariantSignals, at: Thresholds) -> bool:
+def _is_interfered(before: VariantState, seen: VariantSignals) -> bool:
     is_already = before == VariantState.INTERFERED
     if seen.latency_ratio is None:  # avoided, it would never be seen to be fast again: few queries try it
         return False
     if seen.place == Place.INSTANCE:
-        return seen.latency_ratio >= (at.undisturbed_instance if is_already else at.interfered_instance)
-    return seen.latency_ratio >= (at.undisturbed_functions if is_already else at.interfered_functions)
+        return seen.latency_ratio >= (THRESHOLDS.undisturbed_instance if is_already else THRESHOLDS.interfered_instance)
+    return seen.latency_ratio >= (THRESHOLDS.undisturbed_functions if is_already else THRESHOLDS.interfered_functions)
 
 
 class StateTracker:
     """The states of all variants at all places, from one set of signals to the next, and the share that each admits."""
 
-    def __init__(self, thresholds: Thresholds = THRESHOLDS) -> None:
-        self._at = thresholds
+    def __init__(self) -> None:
         self._kept: dict[tuple[str, str], PlaceState] = {}
 
     @property
@@ -147,22 +147,19 @@ class StateTracker:
         return kept.state if kept else VariantState.INACTIVE
 
     def _next(self, key: tuple[str, str], seen: VariantSignals) -> PlaceState:
-        before = self._kept.get(key) or PlaceState(key[1], VariantState.INACTIVE, 0.0, self._at.first)
-        state = next_state(before.state, seen, self._at)
+        before = self._kept.get(key) or PlaceState(key[1], VariantState.INACTIVE, 0.0, THRESHOLDS.first)
+        state = next_state(before.state, seen)
         return PlaceState(key[1], state, seen.load, self._admitted(before, state, seen))
 
     def _admitted(self, before: PlaceState, state: VariantState, seen: VariantSignals) -> float:
-        """Return the share of queries that the place takes of those that come to it, for its load to reach the target.
-
-        A place that takes no queries, because it is busy, learns nothing from being idle.
-        """
+        """A place that takes no queries, because it is busy, learns nothing from being idle."""
         if state == VariantState.INACTIVE:
-            return self._at.first
-        if seen.age_s > self._at.period_s or before.state == VariantState.INACTIVE:
+            return THRESHOLDS.first
+        if seen.age_s > THRESHOLDS.period_s or before.state == VariantState.INACTIVE:
             return before.admitted
-        factor: float = (self._at.target / max(seen.load, _LEAST_LOAD)) ** self._at.gain
+        factor: float = (THRESHOLDS.target / max(seen.load, _LEAST_LOAD)) ** THRESHOLDS.gain
         is_busy = state != VariantState.ACTIVE or before.state != VariantState.ACTIVE
-        most = 1.0 if is_busy else self._at.growth
+        most = 1.0 if is_busy else THRESHOLDS.growth
         if state == VariantState.INTERFERED:
-            most = self._at.cut
-        return min(1.0, max(self._at.least, before.admitted * min(most, max(self._at.cut, factor))))
+            most = THRESHOLDS.cut
+        return min(1.0, max(THRESHOLDS.least, before.admitted * min(most, max(THRESHOLDS.cut, factor))))

@@ -200,7 +200,6 @@ class LongShortHistogram:
 
 
 def mixed(long: Windows, short: Windows, gamma: float) -> Windows:
-    """Return the weighted sum of two histograms' windows."""
     return Windows(
         gamma * long.prewarm_s + (1 - gamma) * short.prewarm_s,
         gamma * long.keepalive_s + (1 - gamma) * short.keepalive_s,

@@ -33,11 +33,6 @@ class IdlePeriod:
         """Seconds in which the level was warm and did nothing."""
         return self.windows.kept_s(self.until_s - self.since_s)
 
-    @property
-    def prewarmed(self) -> bool:
-        """Whether it was loaded again without a query."""
-        return 0 < self.windows.prewarm_s <= self.until_s - self.since_s
-
 
 @dataclass(frozen=True)
 class Change:
@@ -62,26 +57,22 @@ class WarmLevels:
         self.name = make().name
         self._make = make
         self._levels: list[_Level] = []
-        self._busy = 0
-
-    @property
-    def busy(self) -> int:
-        return self._busy
+        self.busy = 0
 
     def observe(self, now_s: float, busy: int) -> Change:
         """Note that so many queries at once run from `now_s` on, or ran since the last observation."""
         busy = min(busy, MOST_LEVELS)
-        ended = [idle for level in self._levels[self._busy : busy] if (idle := self._ended(level, now_s))]
+        ended = [idle for level in self._levels[self.busy : busy] if (idle := self._ended(level, now_s))]
         first = max(0, busy - len(self._levels))
         self._levels += [_Level(self._make()) for _ in range(first)]
-        for level in self._levels[busy : self._busy]:
+        for level in self._levels[busy : self.busy]:
             level.idle = now_s, level.policy.windows(now_s)
-        self._busy = busy
+        self.busy = busy
         return Change(tuple(ended), first)
 
     def wanted(self, now_s: float) -> int:
-        idle = [level.idle for level in self._levels[self._busy :]]
-        return self._busy + sum(windows.warm_at(now_s - since) for since, windows in (one for one in idle if one))
+        idle = [level.idle for level in self._levels[self.busy :]]
+        return self.busy + sum(windows.warm_at(now_s - since) for since, windows in (entry for entry in idle if entry))
 
     def idle(self, now_s: float) -> tuple[IdlePeriod, ...]:
         found = [level.idle for level in self._levels if level.idle is not None]

@@ -745,6 +745,6 @@ def price_burst(query: PlanPrice, queries: int, functions: LambdaFacts) -> Burst
     )
 
 
-def standing_usd(platform: Platform, hours: float = HOURS_A_MONTH) -> float:
-    """Price what stands while no query comes: functions cost nothing then, a store's node its hours."""
-    return float(platform.price_hour * hours)
+def standing_usd(platform: Platform) -> float:
+    """Price a month in which no query comes: functions cost nothing then, a store's node its hours."""
+    return float(platform.price_hour * HOURS_A_MONTH)

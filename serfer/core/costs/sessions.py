@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, Final
 
@@ -91,51 +90,34 @@ def run_within(
     Raises TimeoutError where that takes longer than about `seconds`: a network may have a loop whose turns its input
     decides, and no thread should compute for a query whose caller is gone. ONNX Runtime looks between operators.
     """
-    options = runtime.RunOptions()
-    with _watch(seconds).over(options):
-        try:
-            outputs: list[Any] = session.run(None, dict(inputs), options)
-        except Exception as error:  # ONNX Runtime's errors have no base class of their own
-            if options.terminate:
-                raise TimeoutError(f"one run takes more than {seconds:g} s") from error
-            raise
+    options, looks = runtime.RunOptions(), watched_runs(seconds)
+    looks[options] = [_LOOKS]
+    try:
+        outputs: list[Any] = session.run(None, dict(inputs), options)
+    except Exception as error:  # ONNX Runtime's errors have no base class of their own
+        if options.terminate:
+            raise TimeoutError(f"one run takes more than {seconds:g} s") from error
+        raise
+    finally:
+        del looks[options]
     return outputs
 
 
-class _RunWatch:
-    """Ends runs that take longer than `seconds`: one thread looks at all of them, now and then.
+@functools.cache
+def watched_runs(seconds: float) -> dict[Any, list[int]]:
+    """Return the looks that are left at each run's options, for runs that end when they take longer than `seconds`.
 
-    A thread or a timer for each run takes a sixth of a small network's time in process (measured).
+    One thread looks at all of them, now and then: one for each run, or a lock or a timer, takes a sixth of a small
+    network's time in process (measured).
     """
+    looks: dict[Any, list[int]] = {}
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._left: dict[int, tuple[Any, int]] = {}  # by id: a run's options, and how many looks it has left
-        self._changed = threading.Condition()
-        threading.Thread(target=self._look, name="runs", daemon=True).start()
+    def look() -> None:
+        while not pause.wait(seconds / _LOOKS):
+            for options, left in looks.copy().items():  # other threads add and delete meanwhile
+                left[0] -= 1
+                options.terminate = left[0] < 0
 
-    @contextmanager
-    def over(self, options: Any) -> Iterator[None]:  # noqa: ANN401 - an onnxruntime.RunOptions
-        with self._changed:
-            if not self._left:
-                self._changed.notify()
-            self._left[id(options)] = (options, _LOOKS)
-        try:
-            yield
-        finally:
-            with self._changed:
-                del self._left[id(options)]
-
-    def _look(self) -> None:
-        pause = threading.Event()
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._left)
-            pause.wait(self._seconds / _LOOKS)
-            with self._changed:
-                for key, (options, left) in self._left.items():
-                    options.terminate = options.terminate or left <= 1
-                    self._left[key] = (options, left - 1)
-
-
-_watch = functools.cache(_RunWatch)
+    pause = threading.Event()
+    threading.Thread(target=look, name="runs", daemon=True).start()
+    return looks

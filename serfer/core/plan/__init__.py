@@ -19,8 +19,6 @@ of its stages can be run as an ordinary stage too.
 A vector of K values is a map of one row: 1 x K. So its columns are cut by the same rectangles as maps are.
 """
 
-from __future__ import annotations
-
 from serfer.core.plan.codec import FORMAT, answer_digest, dump_plan, parse_plan, sealed
 from serfer.core.plan.detection import DetectionHead
 from serfer.core.plan.model import (

@@ -46,7 +46,8 @@ def assembled(plan: Plan, tiles: Sequence[Sequence[Buffer]], batch: int) -> Outp
     wholes = [np.empty(shape.of(shape.whole, batch), dtype=np.float32) for shape in stage.outputs]
     for tile, parts in zip(stage.tiles, tiles, strict=True):
         for whole, shape, rect, part in zip(wholes, stage.outputs, tile.outputs, parts, strict=True):
-            whole[shape.slices(rect)] = np.frombuffer(part, dtype="<f4").reshape(shape.of(rect, batch))
+            place = whole[shape.slices(rect)]
+            place[...] = np.frombuffer(part, dtype="<f4").reshape(place.shape)
     return shaped(plan.output_tensors, wholes)
 
 
@@ -81,13 +82,13 @@ def shaped(tensors: Sequence[OutputTensor], values: Sequence[NDArray[Any]]) -> O
         tensor.name: value.reshape(len(value), *tensor.dims).astype(tensor.dtype, copy=False)
         for tensor, value in zip(tensors, values, strict=True)
     }
-    return {tensor.name: _trim(tensor, outputs) for tensor in tensors}
+    for tensor in tensors:
+        if tensor.sized_by:
+            outputs[tensor.name] = _trim(tensor, outputs)
+    return outputs
 
 
 def _trim(tensor: OutputTensor, outputs: Outputs) -> NDArray[Any]:
-    value = outputs[tensor.name]
-    if not tensor.sized_by:
-        return value
     sizes, bound = outputs[tensor.sized_by], tensor.dims[tensor.axis]
     most = int(sizes.max(initial=0))
     if most > bound:
@@ -95,7 +96,7 @@ def _trim(tensor: OutputTensor, outputs: Outputs) -> NDArray[Any]:
             f"the network's output {tensor.name!r} for image {int(sizes.argmax())} has {most:,} entries, the plan has "
             f"room for {bound:,}: ask with another image, or raise a threshold in the network"
         )
-    return np.take(value, range(most), axis=tensor.axis + 1)
+    return np.take(outputs[tensor.name], range(most), axis=tensor.axis + 1)
 
 
 def padded(tensors: Sequence[OutputTensor], outputs: Outputs) -> Outputs:

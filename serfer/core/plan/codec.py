@@ -65,14 +65,14 @@ def dump_plan(plan: Plan) -> str:
 def parse_plan(text: str, where: str = PLAN_FILE) -> Plan:
     """Read the text of plan.json; raises PlanError where it is not a plan, or not the plan that was written.
 
-    A plan of another format is refused by the name `where`.
+    What is no plan of this format is refused by the name `where`.
     """
     try:
         value: Any = json.loads(text)
     except (ValueError, RecursionError) as error:  # also raised for numbers of thousands of digits, and deep nesting
-        raise PlanError(f"plan.json is not JSON ({error}); split the model again") from error
+        raise PlanError(f"{where} is not JSON ({error}); split the model again") from error
     if not isinstance(value, dict) or "format" not in value:
-        raise PlanError("plan.json is not a plan: it has no format; split the model again")
+        raise PlanError(f"{where} is not a plan: it has no format; split the model again")
     if type(value["format"]) is not int or value["format"] != FORMAT:
         raise PlanError(
             f"{where} has format {value['format']!r:.40}, this version reads {FORMAT}: split the network again with "
@@ -87,6 +87,6 @@ def parse_plan(text: str, where: str = PLAN_FILE) -> Plan:
     plan = structure(Plan, value, PLAN_FILE)
     executed = _to_plain(plan)
     if executed != value or _digest(executed) != plan.digest:
-        raise PlanError("plan.json was edited: its digest does not match; split the model again")
+        raise PlanError(f"{where} was edited: its digest does not match; split the model again")
     check_sound(plan)
     return plan

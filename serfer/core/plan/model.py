@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TypeVar
 
 from serfer.core.checksum import CHECKSUM_BYTES
@@ -76,7 +77,7 @@ class MapBoxes:
     multiple: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Shape:
     """One image's share of a tensor: channels x height x width; a vector (`flat`) is 1 x 1 x its length."""
 
@@ -89,18 +90,19 @@ class Shape:
     def vector(cls, length: int) -> Shape:
         return cls(1, 1, length, flat=True)
 
-    @property
+    @cached_property
     def elements(self) -> int:
         return self.channels * self.height * self.width
 
-    @property
+    @cached_property
     def whole(self) -> Rect:
         return Rect.whole(self.height, self.width)
 
     def of(self, rect: Rect, batch: int) -> tuple[int, ...]:
+        rows, cols = rect.rows, rect.cols
         if self.flat:
-            return (batch, rect.cols.size)
-        return (batch, self.channels, rect.rows.size, rect.cols.size)
+            return (batch, cols.stop - cols.start)
+        return (batch, self.channels, rows.stop - rows.start, cols.stop - cols.start)
 
     def slices(self, rect: Rect) -> tuple[slice, ...]:
         """Return the numpy index of `rect` in a batch of whole tensors."""
@@ -291,7 +293,7 @@ class Stage:
 
     def written(self, tile: Tile, batch: int = 1) -> int:
         """Return how many bytes one of its tiles writes for `batch` images."""
-        elements = sum(self.outputs[cell.output].channels * cell.rect.area for cell in tile.cells)
+        elements = sum([self.outputs[cell.output].channels * cell.rect.area for cell in tile.cells])
         return stored_bytes(elements, len(tile.cells), batch)
 
     @property
@@ -405,7 +407,7 @@ class PlanDescription:
     detection: DetectionHead | None = field(default=None, metadata=LATER)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
     """A network as a chain of stages; see the module's text.
 
@@ -479,7 +481,7 @@ class Plan:
     def description(self) -> PlanDescription:
         return PlanDescription(self.preprocess, self.labels, self.activation, self.detection)
 
-    @property
+    @cached_property
     def workers_preprocess(self) -> Preprocess | None:
         """The preprocessing that workers apply to pixels that come without levels: that of the split."""
         return self.as_split.preprocess if self.as_split else self.preprocess
@@ -496,12 +498,12 @@ class Plan:
             as_split=None if description == before else before,
         )
 
-    @property
+    @cached_property
     def classifies(self) -> bool:
         """Whether the one output is a score for each class, (N, K) float32."""
         return not self.outputs
 
-    @property
+    @cached_property
     def output_tensors(self) -> tuple[OutputTensor, ...]:
         only = (self.file.output if self.file else "") or SCORES
         return self.outputs or (OutputTensor(only, (self.output.width,), OUTPUT_TYPES[0]),)
@@ -532,7 +534,7 @@ class Plan:
         gangs = {gang.start: gang for gang in self.gangs}
         return [gangs.get(stage, self.stages[stage]) for stage in sorted({stage for stage, _ in self.functions})]
 
-    @property
+    @cached_property
     def untrained(self) -> bool:
         """Whether the weights are random numbers: answers mean nothing then."""
         return self.weights.startswith(_UNTRAINED)

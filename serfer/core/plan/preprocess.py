@@ -29,7 +29,7 @@ _BLACK, _WHITE = 0, 255
 _LEAST, _MOST = 1e-9, 1e9  # float32 adds, multiplies and divides these without an overflow
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Pad:
     """How a whole image is resized without a change of its aspect ratio, and padded to the input's size.
 
@@ -51,7 +51,7 @@ class Pad:
             raise PlanError(f"the value of the preprocessing's padding should be 0 to 255, not {self.value}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SideLimit:
     """How an image is scaled where a plan takes images of many sizes, before its sides become multiples.
 
@@ -76,7 +76,7 @@ class SideLimit:
         return f"{'enlarged' if self.side == SHORTER else 'reduced'} until its {self.side} side has {self.pixels}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Placement:
     """Where an image of `height` x `width` pixels lies in a network's input.
 
@@ -111,7 +111,7 @@ class Placement:
         return mapped
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Levels:
     """What a network's input has for a pixel x of 8 bits: (x * scale - mean) / std, with a mean and std a channel.
 
@@ -148,7 +148,7 @@ def _check_numbers(name: str, values: tuple[float, ...], least: float) -> None:
             raise PlanError(f"{name}[{index}] of the preprocessing should be {least:g} to {_MOST:g}, not {value:g}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Preprocess:
     """The preprocessing of an image: resize its shorter side, crop the centre, then (x * scale - mean) / std.
 

@@ -99,10 +99,7 @@ def _takes(rules: SizeRules | None) -> list[tuple[int, set[object]]]:
 
 
 def _check_kept(windows: Windows) -> None:
-    """Refuse maps that are read before a pass has kept them, beyond their ends, or kept with a gap.
-
-    Plans for images of any size keep none, nor do windows that are told where they are.
-    """
+    """Plans for images of any size keep none, nor do windows that are told where they are."""
     if (windows.rules is not None or windows.positioned) and (windows.kept or windows.reads):
         raise PlanError("plan.json keeps maps for windows that read the image")
     if any(kept.channels < 1 for kept in windows.kept):

@@ -11,8 +11,6 @@ An application (INFaaS, 3.1: appID) is one record, which its writers replace by 
 appears in it with all of its variants or not at all.
 """
 
-from __future__ import annotations
-
 from serfer.core.http_messages import NO_OBJECTIVES, Objectives
 from serfer.core.variants.application import (
     FORMAT,

@@ -160,10 +160,6 @@ class Selection:
     missed: dict[str, float] = field(default_factory=dict)
     place: str = ""
 
-    @property
-    def meets(self) -> bool:
-        return not self.missed
-
 
 def instruction_sets_in(cpuinfo: str) -> tuple[str, ...]:
     """Return those of INSTRUCTION_SETS that the text of /proc/cpuinfo has of its first processor."""

@@ -23,7 +23,6 @@ from typing import Final
 import numpy as np
 
 from serfer.core.errors import InputError
-from serfer.cost.loads.dates import unix_time
 from serfer.cost.loads.lines import LoadFile
 from serfer.cost.loads.trace import Trace, of_counts
 
@@ -34,6 +33,7 @@ _REPORT: Final = 200_000  # lines between two reports of progress
 _SHOWN: Final = 60  # characters of a line in a message
 _LAST: Final = 253_402_300_799.0  # of the year 9999, in Unix time
 _MONTHS: Final = b"Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
+_DATE: Final = re.compile(r"\d{4}[-/]\d\d")
 _COMMON: Final = re.compile(rb"(?:^|\s)\[(\d\d/[A-Z][a-z]{2}/\d{4}:\d\d:\d\d):(\d\d) ([+-]\d{4})\]")
 _BALANCER: Final = re.compile(rb"(?:(?:https?|h2|grpcs|wss?) )?(\d{4}-\d\d-\d\dT\d\d:\d\d):(\d\d)(?:\.\d{1,9})?Z \S")
 _CREATED: Final = re.compile(rb'" (?:-|-?\d+) (\d{4}-\d\d-\d\dT\d\d:\d\d):(\d\d)(?:\.\d{1,9})?Z "')
@@ -54,7 +54,6 @@ _Parse = Callable[[bytes], int | None]
 
 
 def is_access_log(head: Sequence[bytes]) -> bool:
-    """Return whether a file that begins with these lines is an access log."""
     return _format_of(head) is not None
 
 
@@ -105,7 +104,6 @@ def read_access_log(log: LoadFile, progress: Callable[[str], None], prefix: str 
 
 
 def _not_queries(line: bytes, path: bytes, start: bytes | None) -> str:
-    """Return what a request is that is no query, in words; empty for a query."""
     if start is not None and not path.startswith(start):
         return "requests to other paths"
     checks = _METHOD.search(line) or (start is None and _CHECKS.fullmatch(path))
@@ -113,7 +111,6 @@ def _not_queries(line: bytes, path: bytes, start: bytes | None) -> str:
 
 
 def _in_words(paths: Counter[bytes]) -> str:
-    """Name the commonest paths, each with its share of the requests; empty for a file without URLs."""
     total, more = sum(paths.values()), len(paths) - _SHOWN_PATHS
     commonest = (
         f"{path[:_SHOWN].decode('utf-8', 'replace')} ({count / total:.0%})"
@@ -125,7 +122,6 @@ def _in_words(paths: Counter[bytes]) -> str:
 
 
 def _coarser(path: Path, step_s: int, counts: dict[int, int]) -> tuple[int, dict[int, int]]:
-    """Return the next longer step, with the counts in it; raises InputError where there is none."""
     longer = next((step for step in _STEPS_S if step > step_s), None)
     if longer is None:
         raise InputError(f"{path} has requests in more than {MAX_COUNTS:,} minutes: give a part of it")
@@ -137,7 +133,6 @@ def _coarser(path: Path, step_s: int, counts: dict[int, int]) -> tuple[int, dict
 
 
 def _format_of(head: Sequence[bytes]) -> _Parse | None:
-    """Return what reads the lines of a file that begins with these, by the first one of which the format is known."""
     known = (parse for line in head for parse in _FORMATS if parse(line) is not None)
     return next(known, None) or _times_of(head)
 
@@ -148,10 +143,7 @@ def _path_of(line: bytes) -> bytes:
 
 
 def _times_of(head: Sequence[bytes]) -> _Parse | None:
-    """Return what reads the times in a CSV file; None where its rows have none.
-
-    Nor do rows of a metric count, which has lines about itself, or rows of dates and numbers alone.
-    """
+    """None for rows of a metric count, which has lines about itself, and for rows of dates and numbers alone."""
     for line in head:
         cells = _separated(line)
         if cells and cells[0].lower().rstrip(":") in _OF_METRICS:
@@ -190,6 +182,17 @@ def _cell_time(cell: str) -> float | None:
         return float(found[1] or found[2])
     known = unix_time(cell)
     return known if known is not None and 0 <= known <= _LAST else None
+
+
+def unix_time(text: str) -> float | None:
+    """Return the Unix time of a date and time, in UTC where it names no zone; None where it is none."""
+    if not _DATE.match(text):
+        return None
+    try:
+        time = datetime.fromisoformat(text.replace("/", "-"))
+        return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return None
 
 
 def _common(line: bytes) -> int | None:

@@ -34,7 +34,6 @@ class LoadFile:
         self.first = self.head[0] if self.head else b""
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the lines that are not empty with their numbers; raises InputError for one that is too long."""
         number, size = 0, 0
         while line := self._file.readline(MAX_LINE + 1):
             number += 1
@@ -47,7 +46,6 @@ class LoadFile:
                 yield number, line
 
     def text(self, most_bytes: int) -> str:
-        """Return the whole file; raises InputError where it is larger, or no text."""
         data = self._file.read(most_bytes + 1)
         if len(data) > most_bytes:
             raise InputError(f"{self.path} has more than {most_bytes:,} bytes")

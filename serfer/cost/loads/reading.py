@@ -45,5 +45,4 @@ def parse_load(file: LoadFile, progress: Callable[[str], None], prefix: str | No
 
 
 def load_name(path: Path) -> str:
-    """Return the file's name without its suffixes of kind and compression."""
     return Path(path.stem).stem if path.suffix.lower() == ".gz" else path.stem

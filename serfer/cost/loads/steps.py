@@ -22,7 +22,6 @@ Progress = Callable[[str], None]
 
 
 def silent(text: str) -> None:
-    """Report no progress."""
     del text
 
 
@@ -36,26 +35,21 @@ class Steps:
 
     @property
     def ends_s(self) -> Floats:
-        """The end of each step."""
         return np.cumsum(self.durations_s)
 
     def part(self, first: int, last: int) -> Steps:
-        """Return the steps from a number on, before another."""
         return Steps(self.durations_s[first:last], self.rates[first:last], self.rows[first:last])
 
     def before(self, time_s: float) -> int:
-        """Return how many steps are over at a time, in seconds."""
         return int(np.searchsorted(self.ends_s, time_s + _ROUNDING, side="right"))
 
 
 def check_period(period_s: float) -> None:
-    """Raise UsageError unless a policy can decide every `period_s` seconds."""
     if not 0 < period_s < math.inf:
         raise UsageError(f"--period-s is more than 0, not {period_s:g}")
 
 
 def steps_of(trace: Trace, period_s: float) -> Steps:
-    """Cut a trace into steps; raises UsageError where they would be too many."""
     check_period(period_s)
     whole = np.floor(trace.durations_s / period_s + _ROUNDING)
     rest = trace.durations_s - whole * period_s

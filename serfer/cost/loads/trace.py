@@ -43,27 +43,22 @@ class Trace:
 
     @classmethod
     def steady(cls, name: str, seconds: float, rate: float) -> Trace:
-        """Return a load at one rate."""
         return cls(name, np.array([seconds]), np.array([rate]))
 
     @property
     def seconds(self) -> float:
-        """The duration in seconds."""
         return float(self.durations_s.sum())
 
     @property
     def queries(self) -> float:
-        """The mean number of queries."""
         return float(self.durations_s @ self.rates)
 
     @property
     def mean(self) -> float:
-        """Queries a second on average over the whole time."""
         return self.queries / self.seconds
 
     @property
     def peak(self) -> float:
-        """The highest rate of any row."""
         return float(self.rates.max())
 
     @property
@@ -72,11 +67,9 @@ class Trace:
         return np.concatenate(([0.0], np.cumsum(self.durations_s)))
 
     def scaled(self, factor: float) -> Trace:
-        """Return the trace with all rates times `factor`."""
         return replace(self, rates=self.rates * factor)
 
     def remarked(self, *remarks: str) -> Trace:
-        """Return the trace with those of the remarks that are not empty."""
         return replace(self, remarks=tuple(remark for remark in remarks if remark))
 
     def resampled(self, step_s: float) -> Trace:
@@ -86,7 +79,6 @@ class Trace:
         return replace(self, durations_s=np.diff(edges), rates=np.diff(until) / np.diff(edges))
 
     def cut(self, from_s: float = 0.0, until_s: float = math.inf) -> Trace:
-        """Return what lies between two times of the load in seconds; raises UsageError where nothing does."""
         starts = self.begin_s + self.starts_s
         begins, ends = np.maximum(starts[:-1], from_s), np.minimum(starts[1:], until_s)
         kept = ends > begins
@@ -100,7 +92,6 @@ class Trace:
 
 
 def is_trace(first: bytes) -> bool:
-    """Return whether a file whose first line is this one is a trace."""
     return _columns(first.decode("utf-8", "replace")) in (_SECONDS, _MINUTES)
 
 
@@ -125,7 +116,6 @@ def parse_trace(path: Path, text: str) -> Trace:
 
 
 def _per_minute(path: Path, minutes: Floats, counts: Floats) -> Trace:
-    """Return counts of minutes as a load; raises InputError."""
     broken = np.flatnonzero(minutes % 1)
     if broken.size:
         raise InputError(f"{path}: minutes are whole numbers, not {minutes[broken[0]]:g}: give {','.join(_SECONDS)}")

@@ -23,7 +23,9 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
-from botocore.exceptions import BotoCoreError
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+from botocore.parsers import ResponseParserError
 from botocore.session import get_session
 from botocore.utils import IMDSFetcher
 
@@ -85,15 +87,14 @@ _log = logging.getLogger(__name__)
 
 
 class AutoScalingProvisioner:
-    """Starts and stops the instances of one group, in `region` or else boto3's, which serve at `port`.
+    """Starts and stops the instances of one group in boto3's region, which serve at `port`.
 
     An instance that was requested and does not exist yet is a member too, called asked-1 and so on until it has its id.
     Methods raise UnavailableError where AWS refuses, or does not answer after a few tries.
     """
 
-    def __init__(self, group: str, *, region: str | None = None, port: int = 8000) -> None:
+    def __init__(self, group: str, port: int) -> None:
         self._group = group
-        self._region = region
         self._port = port
         self._addresses: dict[str, str] = {}
         self._clients: dict[str, Any] = {}
@@ -146,7 +147,6 @@ class AutoScalingProvisioner:
                 self._set_desired(wanted)
 
     def _withdraw(self, name: str) -> bool:
-        """Request one instance less, if the group still waits for one that AWS has not delivered."""
         with self._capacity:
             group = self._described()
             desired = group["DesiredCapacity"]
@@ -193,7 +193,6 @@ class AutoScalingProvisioner:
         return groups[0]
 
     def _known_addresses(self, names: Collection[str]) -> Mapping[str, str]:
-        """Return the private addresses of these instances as far as they have one; an instance keeps its own."""
         unknown = [name for name in names if name not in self._addresses]
         for start in range(0, len(unknown), _MAX_IDS):
             # By a filter, since ids that EC2 does not know yet would be an error otherwise.
@@ -214,11 +213,10 @@ class AutoScalingProvisioner:
         with self._lock:  # threads of several calls
             if service not in self._clients:
                 with _named(self._name, "look for credentials"):
-                    self._clients[service] = _connect(service, self._region)
+                    self._clients[service] = _connect(service)
             return self._clients[service]
 
     def _say(self, line: str) -> None:
-        """Log a line once, and not for every second that it stays true."""
         if line != self._logged:
             self._logged = line
             _log.warning("%s", line)
@@ -262,13 +260,11 @@ def _is_unhealthy(instance: Mapping[str, Any]) -> bool:
 
 
 def _lifecycle(instance: Mapping[str, Any]) -> str:
-    """Return the state before its step: Terminating of Terminating:Wait."""
     state: str = instance["LifecycleState"]
     return state.partition(":")[0]
 
 
 def _staying(group: Mapping[str, Any]) -> int:
-    """Return how many of a group's instances are there and are not about to end."""
     return sum(_state(instance) != "draining" for instance in _instances(group))
 
 
@@ -278,14 +274,10 @@ def _replacing(group: Mapping[str, Any]) -> int:
 
 
 def _instances(group: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the instances of a group that run or are about to, or to end."""
     return [instance for instance in group["Instances"] if not instance["LifecycleState"].startswith(_NO_MEMBERS)]
 
 
-def _connect(service: str, region: str | None) -> Any:  # noqa: ANN401 - a client of botocore's, untyped
-    from botocore.config import Config  # noqa: PLC0415 - only pools in AWS need botocore
-    from botocore.session import get_session  # noqa: PLC0415 - same
-
+def _connect(service: str, region: str | None = None) -> Any:  # noqa: ANN401 - a client of botocore's, untyped
     config = Config(
         connect_timeout=_CONNECT_S,
         read_timeout=_READ_S,
@@ -296,10 +288,6 @@ def _connect(service: str, region: str | None) -> Any:  # noqa: ANN401 - a clien
 
 @contextmanager
 def _named(option: str, operation: str) -> Iterator[None]:
-    """Turn what AWS and botocore raise into an error of ours that names the option."""
-    from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 - only pools in AWS need botocore
-    from botocore.parsers import ResponseParserError  # noqa: PLC0415 - same
-
     try:
         yield
     except ClientError as error:

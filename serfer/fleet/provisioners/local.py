@@ -9,7 +9,6 @@ Their records lie in a directory, so that the next leader finds them:
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -24,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from serfer.core.errors import UnavailableError
-from serfer.fleet.provisioners import boot_delay
 from serfer.fleet.provisioners.provisioner import Member
 from serfer.system import processors
 
@@ -72,7 +70,6 @@ def identify(pid: int) -> Identity | None:
 
 
 def _look(pid: int) -> tuple[Identity, str] | None:
-    """Return which process has a number, and the letter of its state."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -99,6 +96,8 @@ _MAX_BYTES = 64 * 1024
 _MOST_LOG_BYTES = 4 << 20
 _SHOWN = 300
 _FEWEST = 8  # processes that a pool may have on any machine
+_LATE = "import os, sys, time; time.sleep(float(sys.argv[1])); os.execv(sys.argv[2], sys.argv[2:])"
+"""Becomes a command after a while, as a machine that boots: same process id, same start time."""
 _log = logging.getLogger(__name__)
 
 
@@ -132,8 +131,7 @@ class LocalProvisioner:
     ) -> None:
         self._command = tuple(command)
         if boot_delay_s:
-            waiting = (sys.executable, "-I", "-S", boot_delay.__file__, str(boot_delay_s))
-            self._command = (*waiting, *self._command)
+            self._command = (sys.executable, "-I", "-S", "-c", _LATE, str(boot_delay_s), *self._command)
         self._registry = registry
         self._label = label
         self._end_s = end_s
@@ -192,14 +190,12 @@ class LocalProvisioner:
         return name.rpartition("-")[0] == self._label
 
     def _warn_beyond(self, count: int, room: int) -> None:
-        """Log once, and not each second, that fewer instances are allowed than wanted."""
         line = f"{count} more instances are wanted and {room} may be: this machine runs {self._most} at most"
         if count > room and line != self._logged:
             self._logged = line
             _log.warning("--instances local: %s", line)
 
     def _read(self, path: Path) -> _Record | None:
-        """Return a record, None where it has gone meanwhile or is not one of ours."""
         try:
             with path.open("rb") as file:
                 record = json.loads(file.read(_MAX_BYTES))
@@ -213,7 +209,6 @@ class LocalProvisioner:
             return None
 
     def _forget(self, path: Path, record: _Record) -> None:
-        """Remove the record of a process that has ended, and log it where it was not asked to end."""
         if record.ends is None:
             _log.warning("instance %s has ended by itself: %s", path.stem, _last_words(path.with_suffix(".err")))
         for suffix in (".out", ".err", ".json"):
@@ -222,7 +217,7 @@ class LocalProvisioner:
 
 def _bound(log: Path) -> None:
     """Empty a log that has grown too long; the process appends to it, and so goes on at its start."""
-    with contextlib.suppress(FileNotFoundError):
+    with suppress(FileNotFoundError):
         if log.stat().st_size > _MOST_LOG_BYTES:
             os.truncate(log, 0)
 
@@ -249,7 +244,6 @@ def _parsed(record: Any) -> _Record:  # noqa: ANN401 - any JSON value
 
 
 def _printed_url(path: Path) -> str | None:
-    """Return where a process says that it serves: the "url" of the first line of JSON that has one."""
     try:
         with path.open("rb") as file:
             lines = file.read(_MAX_BYTES).split(b"\n")[:-1]  # the last one may be half written

@@ -5,6 +5,7 @@ Loopback is open to every user of the machine, and a function runs with the righ
 
 from __future__ import annotations
 
+import functools
 import hmac
 import http.client
 import json
@@ -26,7 +27,7 @@ from serfer.local.lambda_.function import REGION
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from serfer.local.lambda_.http1 import Exchange
+    from serfer.local.lambda_.http_server import Exchange
 
 _CLOCK_SKEW_S = 300.0
 _AUTHORIZATION = re.compile(
@@ -35,6 +36,7 @@ _AUTHORIZATION = re.compile(
     re.ASCII,
 )
 _DATE = re.compile(r"\d{8}T\d{6}Z", re.ASCII)
+_parsed = functools.lru_cache(maxsize=16)(datetime.fromisoformat)
 Refusal = tuple[str, str]
 """An error's name as AWS has it, and its message."""
 
@@ -55,22 +57,19 @@ class Verifier:
 
         `by_head` needs no body, and so cannot know whether the signature, which covers it, is right.
         """
-        parsed = _AUTHORIZATION.fullmatch(exchange.headers.get("authorization", ""))
+        headers = exchange.headers
+        parsed = _AUTHORIZATION.fullmatch(headers.get("authorization", ""))
         if parsed is None:
             return "MissingAuthenticationTokenException", "Requests must have an AWS signature, version 4"
         key_id, scope, day, signed, given = parsed.groups()
         if not hmac.compare_digest(key_id, self._access.key_id):
             return "UnrecognizedClientException", "The access key is not that of this local Lambda service"
-        names, time = signed.split(";"), exchange.headers.get("x-amz-date", "")
-        if (
-            not {"host", "x-amz-date"} <= {*names} <= {*exchange.headers}
-            or not _DATE.fullmatch(time)
-            or time[:8] != day
-        ):
+        names, time = signed.split(";"), headers.get("x-amz-date", "")
+        if not {"host", "x-amz-date"} <= {*names} <= {*headers} or not _DATE.fullmatch(time) or time[:8] != day:
             return "IncompleteSignatureException", "Host and X-Amz-Date must be signed, and all that is signed be there"
         if not self._is_recent(time):
             return "InvalidSignatureException", f"Signature expired: {time} is more than 5 minutes from now"
-        request = (exchange.method, exchange.target, exchange.headers)
+        request = (exchange.method, exchange.target, headers)
         if by_head or hmac.compare_digest(
             given, signature(self._access.secret, scope, time, *request, names, exchange.body)
         ):
@@ -79,7 +78,7 @@ class Verifier:
 
     def _is_recent(self, time: str) -> bool:
         try:
-            return abs(datetime.fromisoformat(time).timestamp() - self._now()) <= _CLOCK_SKEW_S
+            return abs(_parsed(time).timestamp() - self._now()) <= _CLOCK_SKEW_S
         except ValueError:
             return False
 
@@ -100,7 +99,7 @@ def send(
 ) -> tuple[int, bytes]:
     """Send a signed request to the local Lambda service at `url` and return status and body; raises as `fetch`."""
     address, now = urlsplit(url), datetime.now(UTC).strftime(TIME)
-    headers = sign(access, REGION, now, method, target, {"Host": address.netloc}, body)
+    headers = sign(access, REGION, now, method, target, {"host": address.netloc}, body)
     connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=timeout_s)
     try:
         connection.request(method, target, body, headers)
@@ -146,7 +145,6 @@ def concurrency_at(url: str, access: Access) -> int:
 
 @contextmanager
 def _asked(url: str) -> Iterator[None]:
-    """Turn what asking a service raises into UnavailableError."""
     try:
         http.client.HTTPConnection(urlsplit(url).hostname or "", urlsplit(url).port)
     except (ValueError, http.client.HTTPException) as error:

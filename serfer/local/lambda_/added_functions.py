@@ -18,10 +18,11 @@ from serfer.local.lambda_.function import FunctionConfig, check_function
 
 if TYPE_CHECKING:
     from serfer.core.costs.aws import LambdaFacts
-    from serfer.local.lambda_.http1 import Exchange
+    from serfer.local.lambda_.http_server import Exchange
 
 PLANS: Final = "/serfer/plans"
 _MOST_BYTES: Final = 8192
+_JSON: Final = {"Content-Type": "application/json"}
 Provide = Callable[[Path], Sequence[FunctionConfig]]
 """Makes the functions of a plan directory; blocks, and raises SerferError."""
 
@@ -54,11 +55,11 @@ class Additions:
             async with self._one:
                 made = await asyncio.to_thread(self._made, directory)
         except (SerferError, ValueError, OSError) as error:
-            _reply(exchange, 400, {"Message": str(error)[:1000]})
+            exchange.reply(400, json.dumps({"Message": str(error)[:1000]}).encode(), _JSON)
             return
         for function, size in made:
             self._take(function, size)
-        _reply(exchange, 200, {"functions": [function.name for function, _ in made]})
+        exchange.reply(200, json.dumps({"functions": [function.name for function, _ in made]}).encode(), _JSON)
 
     def _made(self, directory: Path) -> list[tuple[FunctionConfig, int]]:
         return [(function, check_function(function, self._facts)) for function in self._provide(directory)]
@@ -75,7 +76,3 @@ def _directory(body: bytes) -> Path:
     if not isinstance(directory, str) or "\0" in directory or not Path(directory).is_absolute():
         raise ValueError('give {"directory": "/the/absolute/path/of/a/plan"}')
     return Path(directory)
-
-
-def _reply(exchange: Exchange, status: int, answer: dict[str, object]) -> None:
-    exchange.reply(status, json.dumps(answer).encode(), {"Content-Type": "application/json"})

@@ -81,6 +81,7 @@ def slow_down(factor: float) -> None:
 
 def main() -> None:
     die_with(int(sys.argv[1]))
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # to all processes of a service: what runs is answered first
     limit_resources(int(sys.argv[2]))
     site.setquit()  # exit() and quit() exist inside Lambda, and -S left them out
     from awslambdaric.__main__ import (  # noqa: PLC0415 - limits come first

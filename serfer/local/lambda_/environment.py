@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from serfer.local.lambda_ import runtime
-from serfer.local.lambda_.http1 import Exchange, HttpServer
+from serfer.local.lambda_.http_server import Exchange, HttpServer
 from serfer.local.lambda_.process import LogTail, WorkerProcess, exit_reason, report_line
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from serfer.local.lambda_.conditions import Conditions, Counts, ProcessorLimit
     from serfer.local.lambda_.function import FunctionConfig
 
+_log = logging.getLogger(__name__)
 _API = "/2018-06-01/runtime/"
 _KILLED = "Runtime exited with error: signal: killed"
 _NOT_YOURS = b'{"errorType":"InvalidRequestID","errorMessage":"that invocation is not under way"}'
@@ -112,7 +114,6 @@ class Environment:
         self._placing = self._loop.call_later(seconds, self._start)
 
     def _start(self) -> None:
-        """Open the Runtime API and start the worker; what goes wrong ends the invocation, not the service."""
         self._placing = None
         try:
             self._started = time.perf_counter()  # it may have waited for its place
@@ -247,6 +248,8 @@ class Environment:
         self._settle(body, kind)
 
     def _crash(self, kind: str, reason: str) -> None:
+        if not self.dead and _log.hasHandlers():  # a command without a log says it with its query, if at all
+            _log.warning("a worker of %s has ended (%s: %s)", self.function.name, kind, reason)
         request_id = self._invocation.request_id if self._invocation else ""
         self._fail(kind, f"RequestId: {request_id} Error: {reason}")
 

@@ -132,7 +132,6 @@ class EnvironmentPool:
         self._all.discard(environment)
 
     def _watch_memory(self) -> None:
-        """Check every busy worker's memory periodically while there are any."""
         for environment in list(self._busy):
             environment.check_memory()
         loop = asyncio.get_running_loop()

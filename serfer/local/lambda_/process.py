@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 _CHUNK = 65536  # bytes: what a pipe holds
@@ -27,10 +27,20 @@ _CPU_CLOCK = 2  # CPUCLOCK_SCHED of a process's clock id, as clock_getcpuclockid
 
 
 class WorkerProcess:
-    """A process in a session of its own; `on_exit` gets its return code once, after its last output."""
+    """A process in a session of its own; `on_exit` gets its return code once, after its last output.
+
+    Of this process's descriptors it has those that it `keeps`.
+    """
 
     def __init__(
-        self, command: list[str], *, cwd: Path, env: Mapping[str, str], log: LogTail, on_exit: Callable[[int], None]
+        self,
+        command: list[str],
+        *,
+        cwd: Path,
+        env: Mapping[str, str],
+        log: LogTail,
+        on_exit: Callable[[int], None],
+        keeps: Sequence[int] = (),
     ) -> None:
         self._popen = subprocess.Popen(  # noqa: S603 - our own bootstrap
             command,
@@ -40,6 +50,7 @@ class WorkerProcess:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            pass_fds=keeps,
             start_new_session=True,  # Ctrl-C at the terminal is not for workers
         )
         assert self._popen.stdout is not None  # noqa: S101 - it is a pipe

@@ -35,7 +35,7 @@ from serfer.local.lambda_.conditions import CONDITIONS, Conditions, Counts
 from serfer.local.lambda_.environment import Invocation, Outcome
 from serfer.local.lambda_.events import EventPolicy, EventQueue, Sleep
 from serfer.local.lambda_.function import LATEST, FunctionConfig, check_function, describe, function_name
-from serfer.local.lambda_.http1 import Exchange, HttpServer
+from serfer.local.lambda_.http_server import Exchange, HttpServer
 from serfer.local.lambda_.pool import EnvironmentPool
 from serfer.local.lambda_.socket_owner import check_supported
 from serfer.local.server import local_url
@@ -168,7 +168,6 @@ class LambdaService:
             await self._sleep(_USED_EVERY_S)
 
     def _take(self, function: FunctionConfig, size: int) -> None:
-        """Know a function whose package has so many bytes; one that is there already stays."""
         self._sizes.setdefault(function.name, size)
         self._functions.setdefault(function.name, function)
 
@@ -178,7 +177,6 @@ class LambdaService:
         return self._facts.sync_payload_limit
 
     def _handle(self, exchange: Exchange) -> None:
-        """Route a request of the Invoke API or of the few calls that only look, if it is signed."""
         if refusal := self._verifier.refusal(exchange, by_head=exchange.oversize):  # which has no body
             refuse(exchange, 403, *refusal)
         elif exchange.oversize:
@@ -211,7 +209,6 @@ class LambdaService:
             refuse(exchange, 405, "UnknownOperationException", f"no {exchange.method} here")
 
     def _route_other(self, exchange: Exchange, path: str) -> None:
-        """Answer what is not about functions: the account's settings, the counts, and plans that are added."""
         if exchange.method == "GET" and path == COUNTS:
             send(exchange, self.counts.as_dict())
         elif exchange.method == "GET" and path.removesuffix("/") == _ACCOUNT:
@@ -276,8 +273,9 @@ class LambdaService:
         exchange.reply(202, b"", {"x-amzn-RequestId": request_id})
 
     def _invoke_now(self, exchange: Exchange, function: FunctionConfig) -> None:
+        asked = exchange.headers
         try:
-            headers = _runtime_headers(exchange.headers)
+            headers = _runtime_headers(asked)
         except ValueError as error:
             refuse(exchange, 400, "InvalidRequestContentException", f"Client context must be base64 JSON: {error}")
             return
@@ -285,7 +283,7 @@ class LambdaService:
             request_id=str(uuid.uuid4()),
             payload=exchange.body or b"{}",
             done=lambda outcome: _answer(exchange, invocation, outcome, function.version),
-            tail=exchange.headers.get("x-amz-log-type") == "Tail",
+            tail=asked.get("x-amz-log-type") == "Tail",
             headers=headers,
         )
         if not self._pool.dispatch(function, invocation):
@@ -321,7 +319,6 @@ def _answer(exchange: Exchange, invocation: Invocation, outcome: Outcome, versio
 
 
 def _runtime_headers(headers: dict[str, str]) -> dict[str, str]:
-    """Return what the runtime gets besides the event; raises ValueError for a malformed client context."""
     result = {}
     if trace := headers.get("x-amzn-trace-id"):
         result["Lambda-Runtime-Trace-Id"] = trace

@@ -43,7 +43,6 @@ def is_ours(peer: tuple[str, int], own: tuple[str, int]) -> bool:
 
 
 def _owner(peer: tuple[str, int], own: tuple[str, int]) -> int | None:
-    """Return the user id of the process that holds the connection's `peer` end, None for none; raises OSError."""
     identity = _IDENTITY.pack(peer[1], own[1], socket.inet_aton(peer[0]), socket.inet_aton(own[0]))
     request = _ASK.pack(socket.AF_INET, socket.IPPROTO_TCP, 0, 0, _ALL_STATES) + identity + _REST.pack(0, _NO_COOKIE)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:

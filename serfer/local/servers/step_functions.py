@@ -81,7 +81,6 @@ class StepFunctionsServer(LocalServer):
         return command, {"GATEWAY_PORT": port, "SERVICES": "lambda,states", "MINISTACK_REGION": REGION}
 
     def _answers(self) -> bool:
-        """Configure moto, or look whether ministack is healthy."""
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self._port, timeout=_ANSWER_S)) as connection:
             try:
                 if self._kind == "standard":

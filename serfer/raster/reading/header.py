@@ -125,7 +125,6 @@ class Header:
         return self.samples.white - stored if self.samples.inverted else stored
 
     def expanded(self, pixels: NDArray[Any]) -> NDArray[Any]:
-        """Return stored samples as the pixels that they mean: an index as its colour, few bits as eight."""
         if self.palette is not None:
             return np.ascontiguousarray(self.palette[pixels[0]].transpose(2, 0, 1))
         if self.samples.inverted:
@@ -142,10 +141,7 @@ def _flipped(span: Span, size: int, *, flip: bool) -> Span:
 
 
 def read_header(dataset: Any, name: str, driver: str, limits: RasterLimits, read_at: ReadAt) -> Header:  # noqa: ANN401
-    """Return what a dataset says of itself; raises ImageError for what is not accepted, ImageTooLargeError.
-
-    `read_at` reads the file itself, for what GDAL does not say.
-    """
+    """Return what a dataset says of itself, or its file by `read_at`; raises ImageError, ImageTooLargeError."""
     dtype = _dtype(dataset, name)
     if not 0 < (stored := int(dataset.count)) <= limits.max_bands:
         raise ImageTooLargeError(f"{name} has {stored:,} bands: 1 to {limits.max_bands:,} are accepted")
@@ -303,7 +299,6 @@ def _bits(dataset: Any, dtype: str) -> int | None:  # noqa: ANN401 - rasterio's
 
 
 def _no_colour(dataset: Any) -> NDArray[np.bool_] | None:  # noqa: ANN401 - rasterio's
-    """Return which of a palette's 256 indices hold no data: the nodata value, and colours that cannot be seen."""
     none = np.zeros(_COLOURS, bool)
     for index, colour in dataset.colormap(1).items():
         if 0 <= index < _COLOURS:

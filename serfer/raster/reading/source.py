@@ -48,7 +48,6 @@ class _Origin:
         return self.bucket.gdal_options() if self.bucket else {}
 
     def file(self, most: int = sys.maxsize) -> BinaryIO:
-        """Return the file's bytes, of an object of S3 the first `most`; these are in memory."""
         if self.bucket:
             return BytesIO(self.bucket.first_bytes(min(most, int(self.version["bytes"]))))
         return Path(self.path).open("rb")
@@ -60,7 +59,6 @@ class _Origin:
         return b"" if self.fd is None else os.pread(self.fd, count, start)
 
     def version_now(self) -> Mapping[str, int | str] | None:
-        """Return the version of what has the name now; raises InputError, UnavailableError where S3 does not say."""
         if self.bucket:
             head = self.bucket.head()
             return None if head is None else {"bytes": head.bytes, "etag": head.etag}
@@ -102,15 +100,8 @@ class RasterSource:
         self.nodatas, self.alpha, self.pages = header.nodatas, header.alpha, header.pages
         self.white = header.samples.white
         self.masked = header.masked or header.no_colour is not None
-        self.identity: dict[str, Any] = {
-            "size": [*self.size],
-            "bands": header.bands,
-            "dtype": header.dtype,
-            "notes": [*header.notes],
-            "masked": self.masked,
-            "alpha": header.alpha,
-            **origin.version,
-        }
+        self.identity: dict[str, Any] = {"size": [*self.size], "bands": header.bands, "dtype": header.dtype}
+        self.identity |= {"notes": [*header.notes], "masked": self.masked, "alpha": header.alpha, **origin.version}
 
     def _jpeg(self) -> Header:
         with image_errors(self.name, self._origin.path, "read"), self._origin.file(_MOST_HEADER) as file:
@@ -142,10 +133,7 @@ class RasterSource:
         return self._origin.driver in ("PNG", "JPEG")
 
     def decode(self) -> None:
-        """Decode a PNG or JPEG, which the first `read` does otherwise; nothing for a TIFF.
-
-        Raises ImageError for a broken file, UnavailableError where its pixels find no room, or S3 does not answer.
-        """
+        """Decode a PNG or JPEG, which the first `read` does otherwise; raises ImageError, UnavailableError."""
         if self.decoded_once:
             self._pixels_once()
 
@@ -175,20 +163,11 @@ class RasterSource:
         self._close_readers()  # with what GDAL keeps of them
 
     def read(self, rect: Rect) -> NDArray[Any]:
-        """Return the pixels of a rectangle within the image, upright, as (bands, rows, cols) of `dtype`.
-
-        Raises:
-            UsageError: the rectangle is empty, not within the image, or larger than `max_read_bytes`.
-            ImageError: the file is broken there, or was changed since it was opened.
-            UnavailableError: S3 does not answer.
-        """
+        """Return the pixels of a rectangle, upright, (bands, rows, cols); raises UsageError where it is too large."""
         return self.read_masked(rect)[0]
 
     def blocks(self, most_bytes: int) -> Iterator[Rect]:
-        """Yield rectangles that cover the image once, for passes over all of it: whole tiles or strips of the file.
-
-        Each is at most `most_bytes` as `read` returns it, or one tile or strip.
-        """
+        """Yield whole tiles or strips of the file, of at most `most_bytes` or one, that cover the image once."""
         header, (height, width) = self._header, self.size
         rows, cols = header.block[::-1] if header.orientation in TURNED else header.block
         rows, cols = min(rows, height), min(cols, width)
@@ -203,11 +182,7 @@ class RasterSource:
         return self._header.value(stored)
 
     def read_masked(self, rect: Rect) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
-        """Return what `read` does, and which of the pixels (rows, cols) hold no data by the image's mask or palette.
-
-        That is None where there is neither; the value for no data and the alpha band count for nothing here. Raises
-        as `read` does.
-        """
+        """Return what `read` does, and which pixels its mask or palette hides, None where there is neither."""
         self._check(rect)
         try:
             return self._decoded(rect)
@@ -231,7 +206,6 @@ class RasterSource:
     def _upright(
         self, pixels: NDArray[Any], outside: NDArray[np.bool_] | None
     ) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
-        """Return stored samples as the pixels that they mean, and which of them hold no data, as it is looked at."""
         header = self._header
         holes = header.holes(pixels)
         if outside is not None:
@@ -240,7 +214,6 @@ class RasterSource:
         return turned, None if holes is None else header.upright(holes)
 
     def check_unchanged(self) -> None:
-        """Raise InputError where the file was changed, replaced or removed since it was opened."""
         if self._origin.version_now() != self._origin.version:
             raise InputError(f"{self.name} was changed while it was read: run it again on one that stays as it is")
 
@@ -285,10 +258,7 @@ class RasterSource:
 
     @contextmanager
     def _reader(self) -> Iterator[Any]:
-        """Take a dataset for one thread, for no two may share one; wait where all are taken.
-
-        After an error it is closed, and the next thread opens another one.
-        """
+        """No two threads may share a dataset; after an error it is closed, and the next thread opens another one."""
         dataset = self._free.get()
         try:
             dataset = dataset or self._open()
@@ -350,12 +320,9 @@ def _left_beside(place: Path | None) -> tuple[str, ...]:
     suffix = place.suffix if place else ""
     names = (f".{suffix[1:2]}{suffix[-1:]}w", f"{suffix}w", ".wld", f"{suffix}.aux.xml")
     found = next((name for name in names if place and suffix and place.with_suffix(name).is_file()), None)
-    said = (
-        f"{place.stem}{found} beside it is not read: gdal_translate writes its georeference into a TIFF"
-        if place
-        else ""
-    )
-    return (said,) if found else ()
+    if place is None or found is None:
+        return ()
+    return (f"{place.stem}{found} beside it is not read: gdal_translate writes its georeference into a TIFF",)
 
 
 def _file_version(status: os.stat_result) -> Mapping[str, int | str]:

@@ -94,10 +94,7 @@ def decode_jpeg(file: BinaryIO, header: Header, scratch: Scratch) -> None:
 
 
 def jpeg_header(file: BinaryIO, name: str, limits: RasterLimits) -> tuple[Header, bool]:
-    """Return what a JPEG says of itself, and whether it is decoded whole; raises ImageTooLargeError.
-
-    It has one band of grey, or three of RGB; `size` is as it is stored.
-    """
+    """Return what a JPEG says of itself, its size as stored, and whether it is decoded whole."""
     with _pillow(file) as image:
         size, given = (image.height, image.width), len(image.getbands())
         orientation = image.getexif().get(ORIENTATION, 1)

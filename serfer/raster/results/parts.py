@@ -33,8 +33,8 @@ from serfer.core.crc32c import crc32c
 from serfer.core.errors import AlteredPieceError, InputError, UnavailableError, UsageError
 from serfer.core.geometry import Rect, Span
 from serfer.core.zarr import CRC_BYTES, METADATA, MOST_METADATA_BYTES, Axis, ChunkedArray, encode_chunk
-from serfer.files import read_text
-from serfer.raster.durable import FULL, TEMPORARY, sync_folder, write_durably
+from serfer.files import read_text, sync_folder
+from serfer.raster.durable import FULL, TEMPORARY, write_durably
 
 DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "float32", "float64")
 _LOCK, UPLOAD, ASSEMBLED, _WRITTEN = "lock", "upload.json", "result", "written"
@@ -60,17 +60,7 @@ class ResultParts:
 
     @classmethod
     def create_or_resume(cls, directory: Path, identity: Mapping[str, Any], array: ChunkedArray) -> ResultParts:
-        """Make the directory, or take up the one that an earlier run of the same job left.
-
-        Args:
-            directory: RESULT.parts, or another of the user's choice; its parent exists.
-            identity: what the job is, of JSON's types: a resumed one must have the same.
-            array: maps of one image; its type is one of DTYPES.
-
-        Raises:
-            InputError: the directory holds another job, the parts of another version, or something else.
-            UnavailableError: another process works there; the disk is full.
-        """
+        """Make the directory, or take up that of an earlier run of the same `identity`, which is JSON."""
         count = array.rows.count * array.cols.count
         if count > MOST_PARTS or array.images != 1 or array.dtype not in DTYPES:
             raise UsageError(f"a result is of one image, at most {MOST_PARTS:,} parts, and {', '.join(DTYPES)}")
@@ -183,7 +173,6 @@ class ResultParts:
         return values
 
     def check_sum(self, number: int, crc: int) -> None:
-        """Compare the CRC-32C of a part's values with that in its file; raises AlteredPieceError."""
         with self.dropping(number), self.path(number).open("rb", buffering=0) as file:
             kept = os.pread(file.fileno(), CRC_BYTES + 1, self.array.chunk_bytes - CRC_BYTES)  # and nothing behind it
             if kept != crc.to_bytes(CRC_BYTES, "little"):
@@ -261,7 +250,6 @@ class ResultParts:
 
     @contextmanager
     def dropping(self, number: int) -> Iterator[None]:
-        """Delete a part that turns out to be altered, or forget one that is gone."""
         try:
             yield
         except (AlteredPieceError, FileNotFoundError) as error:
@@ -283,10 +271,7 @@ def _touched(axis: Axis, span: Span) -> range:
 
 @contextmanager
 def reserved(directory: Path, name: str) -> Iterator[None]:
-    """Hold the place where the parts of the result `name` would be, for one whose parts are elsewhere, in the block.
-
-    What is there stays. Raises UnavailableError where another process holds it, which makes the same result.
-    """
+    """Hold the place of a result's parts, which lie elsewhere; raises UnavailableError where another process has it."""
     with _disk_errors(directory):
         _make(directory)
         lock = _locked(directory, name)
@@ -327,10 +312,7 @@ def _make(directory: Path) -> None:
 
 
 def _locked(directory: Path, name: str = "") -> int:
-    """Return the descriptor that holds the directory's lock; it ends with the process, however that ends.
-
-    Where another process has it, the error says that `name` is in use, or the directory.
-    """
+    """The lock ends with the process, however that ends; an error says that `name` is in use, or the directory."""
     path = directory / _LOCK
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -357,7 +339,6 @@ def _forget_if_empty(directory: Path) -> None:
 
 
 def _agree(path: Path, job: dict[str, Any]) -> None:
-    """Write zarr.json, or compare it with the one that is there; raises InputError that names what differs."""
     if not path.exists():
         write_durably(path, json.dumps(job, indent=1).encode())
         sync_folder(path.parent.parent)

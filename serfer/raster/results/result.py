@@ -19,8 +19,8 @@ from serfer.core.errors import AlteredPieceError, InputError, UnavailableError, 
 from serfer.core.geometry import Rect, Span
 from serfer.core.units import MIB
 from serfer.core.zarr import ChunkedArray
-from serfer.files import check_place
-from serfer.raster.durable import TEMPORARY, sync_folder
+from serfer.files import check_place, sync_folder
+from serfer.raster.durable import TEMPORARY
 from serfer.raster.georeference import Georeference
 from serfer.raster.objects import Bucket
 from serfer.raster.palette import DepthScale, mask_image
@@ -37,11 +37,7 @@ _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
 def check_result(place: str | Path, array: ChunkedArray, options: ResultOptions = _DEFAULT) -> None:
-    """Refuse, before long work, a result that could not be written.
-
-    Raises UsageError for a suffix, values or options that do not go together; InputError for a result that exists, or a
-    directory or bucket that cannot be written or read; UnavailableError where S3 does not answer.
-    """
+    """Refuse, before long work, a result that could not be written, by its suffix, options, place or a file there."""
     where = parse_place(place)
     suffix = _suffix(where)
     dtype = array.dtype
@@ -58,21 +54,7 @@ def check_result(place: str | Path, array: ChunkedArray, options: ResultOptions 
 def write_result(
     place: str | Path, parts: ResultParts, *, georeference: Georeference = _NOWHERE, options: ResultOptions = _DEFAULT
 ) -> None:
-    """Write a result whose parts are all there as TIFF, PNG or .npy, by the suffix of `place`, in bounded memory.
-
-    All parts are verified as they are read, and a TIFF is read back. The parts stay; `parts.remove()` deletes them.
-
-    Args:
-        place: a path, or `s3://BUCKET/KEY`, where the result appears whole or not at all.
-        parts: the parts.
-        georeference: the result's own: `scaled` where its resolution is not the image's.
-        options: nodata, compression and the like.
-
-    Raises:
-        UsageError, InputError: as `check_result`; parts are missing.
-        UnavailableError: parts are gone or not what was put; the disk is full, or S3 does not answer: the others are
-            kept, and it can be called again.
-    """
+    """Write a result whose parts are there as TIFF (read back), PNG or .npy; raises InputError, UnavailableError."""
     check_result(place, parts.array, options)
 
     def write(file: Path) -> None:
@@ -84,11 +66,7 @@ def write_result(
 
 
 def publish(place: str | Path, parts: ResultParts, write: Callable[[Path], None], *, overwrite: bool) -> None:
-    """Have a result of parts, which `write` verifies, written to a temporary file, and give it its place.
-
-    Raises InputError for a result that exists, unless it may be replaced; UnavailableError where parts are missing, the
-    disk is full, or S3 does not answer.
-    """
+    """Have `write` make a temporary file, and give it its place; raises InputError, UnavailableError."""
     if missing := {*range(parts.count)} - parts.done():
         raise _missing(parts, missing)
     try:
@@ -164,6 +142,8 @@ def _temporary(file: Path, parts: ResultParts) -> Iterator[None]:
 
 def _suffix(where: Path | S3Place) -> str:
     suffix = Path(where.key if isinstance(where, S3Place) else where.name).suffix.lower()
+    if suffix == ".zarr":
+        raise UsageError(f"{where}: serfer.windows gives windows to write into zarr (docs/how-to/map-elsewhere.md)")
     if suffix not in SUFFIXES:
         raise UsageError(f"a result ends in {', '.join(SUFFIXES)}, not in {suffix or 'nothing'}: {where}")
     return suffix
@@ -198,11 +178,7 @@ def _exists(name: str) -> InputError:
 
 
 def check_space(parts: ResultParts, place: str | Path) -> str | None:
-    """Refuse a job whose remaining parts find no room; return a warning where only the result may find none.
-
-    How well a result can be compressed is known when it is written, so its estimate is its uncompressed size. Raises
-    UnavailableError with the numbers.
-    """
+    """Refuse parts that find no room; return a warning where only the uncompressed result may find none."""
     missing = {*range(parts.count)} - parts.done()
     needed = len(missing) * parts.array.chunk_bytes
     free = shutil.disk_usage(parts.directory).free

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from serfer.core.errors import SerferError
 from serfer.core.geometry import Rect, Span
 from serfer.core.units import MIB
-from serfer.raster.gdal import gdal, limit_cache, open_dataset, reason
+from serfer.raster.gdal import gdal, library, limit_cache, open_dataset, reason
 from serfer.raster.georeference import Georeference
 from serfer.raster.palette import palette
 from serfer.raster.results.strips import BLOCK, Mosaic
@@ -55,7 +55,7 @@ def write_tiff(path: Path, mosaic: Mosaic, georeference: Georeference, options: 
     limit_cache(_CACHE)
     with gdal(str(path)) as rasterio:
         try:
-            written = _write(rasterio, path, mosaic, georeference, options)
+            written = _write(path, mosaic, georeference, options)
             _compare(rasterio, path, mosaic, written)
         except SerferError:
             raise
@@ -69,15 +69,9 @@ def _at_limit(path: Path) -> bool:
     return limit != resource.RLIM_INFINITY and path.exists() and path.stat().st_size + _MARGIN > limit
 
 
-def _write(
-    rasterio: Any,  # noqa: ANN401 - untyped
-    path: Path,
-    mosaic: Mosaic,
-    georeference: Georeference,
-    options: ResultOptions,
-) -> list[int]:
+def _write(path: Path, mosaic: Mosaic, georeference: Georeference, options: ResultOptions) -> list[int]:
     written = []
-    with open_dataset(rasterio, path, "w", **_profile(rasterio, mosaic, georeference, options)) as dataset:
+    with open_dataset(library(), path, "w", **_profile(mosaic, georeference, options)) as dataset:
         _describe(dataset, mosaic, georeference, options)
         for window, channels in _windows(mosaic):
             values = mosaic.read(window, channels)
@@ -104,26 +98,13 @@ def _windows(mosaic: Mosaic) -> Iterator[tuple[Rect, Span]]:
         yield from ((window, Span(number, number + 1)) for window in mosaic.windows(1) for number in range(channels))
 
 
-def _profile(
-    rasterio: Any,  # noqa: ANN401 - untyped
-    mosaic: Mosaic,
-    georeference: Georeference,
-    options: ResultOptions,
-) -> dict[str, Any]:
-    array = mosaic.array
-    profile: dict[str, Any] = {
-        "driver": "GTiff",
-        "height": array.rows.size,
-        "width": array.cols.size,
-        "count": array.channels,
-        "dtype": array.dtype,
-        "nodata": options.nodata,
-        "tiled": True,
-        "blockxsize": BLOCK,
-        "blockysize": BLOCK,
-        "interleave": "pixel" if array.channels <= _PIXEL_INTERLEAVED else "band",
-        "BIGTIFF": "YES" if array.nbytes > _CLASSIC else "NO",
-    }
+def _profile(mosaic: Mosaic, georeference: Georeference, options: ResultOptions) -> dict[str, Any]:
+    rasterio, array = library(), mosaic.array
+    profile: dict[str, Any] = {"driver": "GTiff", "dtype": array.dtype, "nodata": options.nodata}
+    profile |= {"height": array.rows.size, "width": array.cols.size, "count": array.channels}
+    profile |= {"tiled": True, "blockxsize": BLOCK, "blockysize": BLOCK}
+    profile["interleave"] = "pixel" if array.channels <= _PIXEL_INTERLEAVED else "band"
+    profile["BIGTIFF"] = "YES" if array.nbytes > _CLASSIC else "NO"
     if options.compression != "none":
         profile["compress"] = options.compression
         if options.compression == "deflate":

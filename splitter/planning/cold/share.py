@@ -132,15 +132,8 @@ class _Labels:
         )
 
     def only(self, chosen: NDArray[np.int64]) -> _Labels:
-        return _Labels(
-            self.warm[chosen],
-            self.ended[chosen],
-            self.usd[chosen],
-            self.came,
-            self.by[chosen],
-            self.row[chosen],
-            self.parent[chosen],
-        )
+        warm, ended, usd = self.warm[chosen], self.ended[chosen], self.usd[chosen]
+        return _Labels(warm, ended, usd, self.came, self.by[chosen], self.row[chosen], self.parent[chosen])
 
     @classmethod
     def merged(cls, several: Sequence[_Labels]) -> _Labels:
@@ -205,10 +198,7 @@ class _ShareSearch:
         return (value if holds else np.inf, chain.usd, cold_s, chain)
 
     def _chains(self, bound: float, *, exact: bool) -> Iterator[Chain]:
-        """Yield a chain to each state of the ends, the best there, where it is no worse than a bound.
-
-        An `exact` pass loses none that could be the best.
-        """
+        """Yield the best chain to each end's state within a bound; an `exact` pass loses none that could be best."""
         labels: dict[Vertex, dict[_State, _Labels]] = {self._first: {(0, 0): _Labels.first()}}
         for vertex, arriving in self._into.items():
             labels[vertex] = self._arrived(vertex, arriving, labels, bound, exact=exact)
@@ -251,10 +241,7 @@ class _ShareSearch:
         return np.asarray(self._goal.value(seconds, usd))  # type: ignore[arg-type]  # same
 
     def _undominated(self, labels: _Labels, *, exact: bool) -> NDArray[np.int64]:
-        """Return the labels that no other beats in expected seconds, dollars and, where `exact`, warm seconds.
-
-        With a bound on the cold answer, labels are compared by warm seconds and by the seconds of a cold query.
-        """
+        """With a bound on the cold answer, labels are compared by warm seconds and by the seconds of a cold query."""
         mixed = (1 - self._platform.cold_share) * labels.warm + self._platform.cold_share * labels.ended
         warm = labels.warm if exact else np.zeros_like(mixed)
         if self._goal.most_cold_seconds < np.inf:

@@ -12,7 +12,6 @@ OVERLOADED, INTERFERED = VariantState.OVERLOADED, VariantState.INTERFERED
 
 
 def variant(name, usd=1e-6, latency=20.0, load=500.0, accuracy=0.75, qps=100.0, network="resnet50", **more):
-    """Return a variant on an instance, measured on 10,000 images."""
     known = None if accuracy is None else Accuracy(round(accuracy * 10_000), 10_000)
     figures = {"latency_ms": latency, "load_ms": load, "peak_mb": 200.0, "qps": qps, "usd": usd}
     measured = {figure: Figure.measured(value) for figure, value in figures.items()}

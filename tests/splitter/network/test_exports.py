@@ -77,6 +77,32 @@ def test_an_export_that_fails_for_its_attention_alone_is_tried_by_parts(monkeypa
     assert torch.nn.functional.scaled_dot_product_attention is own
 
 
+@pytest.mark.parametrize(
+    ("condition", "other"),
+    [
+        (lambda high, _: high % 1_000_003 == 5, (1_000_008, 40)),
+        (lambda _, wide: (wide > 1_999_900) & (wide < 1_999_909), (40, 1_999_901)),
+        (lambda high, wide: high - wide == 7, (1_234_567, 1_234_560)),
+        (lambda high, wide: high * wide == 1_001_000, (1_001, 1_000)),
+        (lambda high, wide: (high == 304) & (wide == 500), (304, 500)),
+        (lambda high, wide: high == wide, (1_440, 1_441)),
+        (lambda high, wide: high == 2 * wide, (80, 40)),
+        (lambda high, _: int(high / 3) == 100_000, (300_001, 40)),
+        (lambda high, _: high // 7 == 400_000, None),
+        (lambda high, wide: (wide % 8 < 8) & (high * wide > 1_000), None),
+        (lambda high, _: int(high * 2.0) == high * 2, None),
+    ],
+)
+def test_a_condition_on_the_size_is_known_to_be_the_same_at_all_or_not(condition, other):
+    class Sized(nn.Module):
+        def forward(self, x):
+            return x * (2 if condition(*x.shape[2:]) else 3)
+
+    guards = source._export_for_any_size(Sized(), torch.zeros(1, 1, 40, 40), (1_440, 1_440)).guards
+    assert (guards.unproven([np.arange(40.0, 2_000_001)] * 2) is None) == (other is None)
+    assert other is None or (condition(*other) != condition(1_440, 1_440) and guards.broken(other))
+
+
 class Pooled(nn.Module):
     def __init__(self, pool):
         super().__init__()
@@ -174,7 +200,6 @@ def rolled(x):
 
 
 def masked(x):
-    """Return a map without its upper rows, which are set in place."""
     x = x.clone()
     x[:, :, 0:4] = 0
     return x

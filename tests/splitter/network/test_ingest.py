@@ -43,7 +43,6 @@ def gates_of_rows_and_columns(net, x):
 
 
 def windows(net, x):
-    """Swin's: windows become positions of their own."""
     parts = net.op("Transpose", net.op("Reshape", x, [0, 4, 4, 2, 5, 2]), perm=[0, 2, 4, 3, 5, 1])
     parts = net.op("LayerNormalization", parts, net.floats(4), axis=-1)
     return net.op("Reshape", net.op("Transpose", parts, perm=[0, 5, 1, 3, 2, 4]), [0, 4, *SIZE])

@@ -118,7 +118,6 @@ def in_half(net, output, cast, dims=(1, 5)):
 
 
 def original(model, batch):
-    """Run an fp16 model as ONNX Runtime has it, image by image."""
     kind = np.float16 if model.graph.input[0].type.tensor_type.elem_type == TensorProto.FLOAT16 else np.float32
     return np.concatenate([unsplit(model, image[None].astype(kind)) for image in batch]).astype(np.float32)
 

@@ -244,7 +244,6 @@ def test_a_files_external_weights_of_any_size_are_memory_mapped(tmp_path):
 
 
 def as_nodes(model):
-    """Write initializers as Constant nodes."""
     tensors = list(model.graph.initializer)
     nodes = [helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in tensors]
     rest = list(model.graph.node)

@@ -1,5 +1,6 @@
 """Files that ONNX Runtime runs as they are are read by every command; the reference is ONNX Runtime on the file."""
 
+import re
 import tempfile
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from serfer.splitter.network.source import load
 from serfer.splitter.plan_dir.emit import in_one_piece, input_name
 from serfer.splitter.tiling.from_onnx import from_onnx
 from tests.splitter.models import Net, saved
+from tests.splitter.models import unsplit as unoptimized
 
 MAP = ("N", 4, "H", "W")
 SIZE = 24, 20
@@ -63,7 +65,6 @@ def sparse_constant():
 
 
 def functions(opset, inside=None):
-    """A function that calls another one, which has an attribute."""
     model = network(opset, act=("Swish", "own"))
     inner = [helper.make_node("LeakyRelu", ["i"], ["o"])]
     inner[0].attribute.add(name="alpha", type=AttributeProto.FLOAT, ref_attr_name="slope")
@@ -96,7 +97,6 @@ def changed(**fields):
 
 
 def bare():
-    """Without a graph's name and the type of its output."""
     model = network()
     model.graph.ClearField("name")
     model.graph.output[0].ClearField("type")
@@ -168,6 +168,17 @@ def test_file_newer_than_onnx_runtime_or_onnx_reads_is_refused_with_the_remedy(v
         assert load(path, np.zeros((1, 3, *SIZE), np.float32))
 
 
+@pytest.mark.parametrize("kind", ["AveragePool", "MaxPool"])
+def test_pool_larger_than_its_map_is_refused_by_name(kind, tmp_path):
+    """ONNX Runtime 1.32 ends the process at one of whole blocks of channels."""
+    net = Net(3, "H", "W", opset=20)
+    path = net.save(tmp_path, net.op(kind, net.conv("x", 3, 64, 3), kernel_shape=[9, 9]), dims=("N", 64, "H", "W"))
+    image, out = np.zeros((1, 3, 24, 1), np.float32), tmp_path / "plan"
+    for make, shown in ((serfer.split, image), (serfer.whole_plan, image), (serfer.map_plan, [(24, 1)])):
+        with pytest.raises(ModelError, match=rf"\({kind}\).* does not fit into a map of 24 x 1"):
+            make(path, shown, out=out)
+
+
 def test_file_with_operators_of_one_processor_is_warned_of(tmp_path):
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath = str(tmp_path / "saved.onnx")
@@ -193,6 +204,36 @@ def test_zeros_around_negative_values_are_a_maximum_at_the_edge(tmp_path):
         with serfer.open(folder, workers="inprocess") as pipeline:
             for answer in (pipeline.run(image), whole(image), load(path, image)[0].run(image)):
                 np.testing.assert_array_equal(answer, expected)
+
+
+BETWEEN_TRANSPOSES = {
+    "Pad": ([np.array([1, 2, 3, 0]), "", np.array([2, 3])], {}),
+    "Pad, all axes": ([np.array([0, 0, 1, 0, 0, 0, 0, 1]), "", np.array([0, 1, 3, 2])], {}),
+    "Resize by scales": (["", np.array([2, 1.5], np.float32)], {"axes": [3, 2], "mode": "linear"}),
+    "Resize to sizes": (["", "", np.array([31, 40])], {"axes": [2, 3]}),
+    "Resize, cubic": (["", np.array([1, 1, 0.5, 0.5], np.float32)], {"mode": "cubic"}),
+    "CenterCropPad": ([np.array([28, 16])], {"axes": [2, 3]}),
+}
+
+
+@pytest.mark.exact
+@pytest.mark.parametrize(("kind", "given"), BETWEEN_TRANSPOSES.items(), ids=BETWEEN_TRANSPOSES)
+def test_operator_past_which_onnx_runtime_moves_a_transpose_is_computed_as_it_is_written(kind, given, tmp_path):
+    """ONNX Runtime 1.32 refuses all of them but one, whose shape it gets wrong, unless optimisation is off."""
+    net = Net(3, 24, 20, opset=20)
+
+    def normalized(x):
+        last = net.op("LayerNormalization", net.op("Transpose", x, perm=[0, 2, 3, 1]), np.ones(4, np.float32))
+        return net.op("Transpose", last, perm=[0, 3, 1, 2])
+
+    x = normalized(net.conv("x", 3, 4, 3))
+    x = net.op("Relu", normalized(net.op(re.match(r"\w+", kind)[0], x, *given[0], **given[1])))
+    path, image = net.save(tmp_path, x, dims=MAP), net.batch_of(1)
+    expected = unoptimized(onnx.load(path), image)
+    for make in (serfer.split, serfer.whole_plan):
+        make(path, image, tmp_path / make.__name__)
+        with serfer.open(tmp_path / make.__name__, workers="inprocess") as pipeline:
+            np.testing.assert_allclose(pipeline.run(image), expected, atol=1e-5)
 
 
 @pytest.mark.exact

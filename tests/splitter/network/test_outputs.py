@@ -104,7 +104,6 @@ def test_a_split_network_has_the_outputs_of_the_module(form, grids, tmp_path):
 
 @pytest.fixture(scope="module")
 def a_map(tmp_path_factory):
-    """The file of the network of one map."""
     file = tmp_path_factory.mktemp("network") / "net.onnx"
     example, names = (torch.zeros(1, 3, *SIZE),), ["segmentation"]
     torch.onnx.export(network("a map"), example, dynamo=True, verbose=False, output_names=names).save(file)

@@ -268,8 +268,6 @@ def test_a_module_in_training_mode_is_refused_and_not_modified():
 
 
 class Threads(torch.nn.Module):
-    """Says on how many threads it is computed."""
-
     def forward(self, image):
         return image.mean(dim=(2, 3)) * 0 + torch.get_num_threads()
 

@@ -34,7 +34,6 @@ def test_network_that_answers_noise_with_rounding_is_compared_on_surfaces(wrong_
 
 
 def probabilities(net, x):
-    """Within a hundredth of 2e-5."""
     return net.op("Sigmoid", net.op("Sub", net.op("Mul", x, np.float32(0.01)), np.float32(11)))
 
 

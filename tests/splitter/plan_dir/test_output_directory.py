@@ -17,7 +17,6 @@ NEW = '{"format": 0, "digest": "new"}'
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """An empty directory, worked in."""
     path = tmp_path / "home"
     path.mkdir()
     monkeypatch.chdir(path)

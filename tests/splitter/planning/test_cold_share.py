@@ -24,18 +24,6 @@ from serfer.splitter.tiling.global_pooling import with_tile_pools
 from serfer.splitter.tiling.grids import COLUMNS, ONE, GridChoice
 from tests.splitter.models import Net
 from tests.splitter.planning import test_search
-from tests.splitter.planning.test_search import (
-    DEAR_BYTES,
-    FACTS,
-    GRIDS,
-    INLINE_MOST,
-    PROFILES,
-    Enumerated,
-    cases,
-    priced,
-    searched,
-    shares_left,
-)
 from tests.splitter.test_random_tails import read, source_of
 
 SHARES = (0.02, 0.3)
@@ -46,13 +34,13 @@ GOALS = {"latency": LATENCY, "cost": COST, "balanced": BALANCED}
 @pytest.fixture(scope="module", autouse=True)
 def _small_choices():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("serfer.splitter.planning.stage_prices.INLINE_MOST", INLINE_MOST)
+        patch.setattr("serfer.splitter.planning.stage_prices.INLINE_MOST", test_search.INLINE_MOST)
         patch.setattr("serfer.splitter.planning.gang_candidates.GRIDS", (Grid(2, 1), Grid(2, 2)))
-        patch.setattr(test_search, "GRIDS", GRIDS[:3])
+        patch.setattr(test_search, "GRIDS", test_search.GRIDS[:3])
         yield
 
 
-class WithColds(Enumerated):
+class WithColds(test_search.Enumerated):
     """Every chain of stages with its warm seconds, its first answer where nothing is warm, and its dollars."""
 
     def chains(self, at=0, before=None, path=INLINE):
@@ -83,7 +71,7 @@ def slow_starts(budget, share):
 
 @pytest.fixture(scope="module", params=[A_FEW, pytest.param(MORE, marks=pytest.mark.weekly)])
 def some_cases(request):
-    return [(graph, cuts, budget) for graph, cuts, budget in islice(cases(request.param + 1), 1, None)]
+    return [(graph, cuts, budget) for graph, cuts, budget in islice(test_search.cases(request.param + 1), 1, None)]
 
 
 def chosen(graph, cuts, budget, share, goal):
@@ -120,7 +108,7 @@ def test_search_returns_the_best_of_all_chains_with_cold_queries_in_their_share(
 def test_without_cold_queries_the_choice_is_that_of_warm_ones(some_cases, goal):
     for graph, cuts, budget in some_cases:
         within = slow_starts(budget, 0.0)
-        search = searched(graph, cuts, within, test_search.GRIDS)
+        search = test_search.searched(graph, cuts, within, test_search.GRIDS)
         assert best_chain(search, GOALS[goal], within.platform) == search.best(GOALS[goal])
 
 
@@ -165,9 +153,11 @@ def tailed_cases(count):
     random = np.random.default_rng(11)
     for number in range(count):
         graph = network(random, number)
-        facts = replace(FACTS, valkey=DEAR_BYTES)
+        facts = replace(test_search.FACTS, valkey=test_search.DEAR_BYTES)
         store, share = str(random.choice(["redis", "valkey", "valkey+s3"])), float(random.choice([0, 0.1]))
-        budget = Budget(PackageLimit(10**9, 0), facts, (884, 3538), store=store, cold_share=share, profiles=PROFILES)
+        budget = Budget(
+            PackageLimit(10**9, 0), facts, (884, 3538), store=store, cold_share=share, profiles=test_search.PROFILES
+        )
         yield graph, cut_points(graph), budget
 
 
@@ -179,7 +169,7 @@ def prepared(graph, cuts, budget, goal):
 def test_bounds_leave_out_no_chain_that_is_the_best(count):
     drawn = [*tailed_cases(count)]
     assert {node.kind for graph, *_ in drawn for node in graph.nodes[-3:]} >= {AS_IS, "Flatten"}
-    shares_left(drawn, prepared)
+    test_search.shares_left(drawn, prepared)
 
 
 def test_little_is_searched_where_one_task_has_a_large_answer(monkeypatch):
@@ -190,4 +180,4 @@ def test_little_is_searched_where_one_task_has_a_large_answer(monkeypatch):
     monkeypatch.setattr(bounds, "_FEW", 0)
     every = prepared(*given)
     assert len([*fewer.edges]) < 0.1 * len([*every.edges])
-    assert priced(fewer.best(BALANCED)) == priced(every.best(BALANCED))
+    assert test_search.priced(fewer.best(BALANCED)) == test_search.priced(every.best(BALANCED))

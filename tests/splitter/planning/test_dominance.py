@@ -14,7 +14,6 @@ from serfer.core.costs.aws import shipped_aws
 from serfer.core.plan import WEIGHT_PLACES, PackageLimit
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from serfer.splitter.package_fit import fit
-from serfer.splitter.planning.cold.plan import cold_offer
 from serfer.splitter.planning.split_options import OBJECTIVES, Budget, SplitOptions, memory_sizes
 from tests.splitter.models import Net
 from tests.splitter.planning.test_weight_places import NETWORKS, ROOM
@@ -37,8 +36,8 @@ def checked(graph, budget, **options):
     """Choose a plan, and check it against every other one that it names; return what it lost to, and its paragraph."""
     options = SplitOptions(**options)
     decision = fit(graph, options, budget, None, lambda _: None)
-    text = decision.why + cold_offer(decision, options, budget, lambda _: None).sentence
     (chosen,) = [each for each in decision.alternatives if each.chosen]
+    text = decision.why(chosen, None)
     listed = [(each.ms, 1e6 * each.usd) for each in decision.alternatives]
     told = [(float(ms), float(usd)) for ms, usd in PRICE.findall(text)]
     assert any(ms == pytest.approx(chosen.ms, rel=1e-3) for ms, _ in told)

@@ -137,10 +137,8 @@ def work(graph, choices):
     for stage in choices:
         nodes = graph.nodes[stage.start : stage.stop]
         for rect in tile_rects(graph, nodes[-1].output, stage.grid):
-            whole = stage.grid == ONE
-            regions = (
-                whole_regions(graph, nodes) if whole else infer_regions(graph, nodes, [{nodes[-1].output: rect}])[0]
-            )
+            wanted = [{nodes[-1].output: rect}]
+            regions = whole_regions(graph, nodes) if stage.grid == ONE else infer_regions(graph, nodes, wanted)[0]
             total += tile_macs(graph, nodes, regions)
     return total
 
@@ -191,7 +189,6 @@ PLANNING = logging.getLogger("serfer.splitter.planning.optional")
 
 @pytest.fixture
 def survived(monkeypatch, caplog):
-    """Let bugs be survived, and return what was logged of them."""
     monkeypatch.setattr(PLANNING, "handlers", [])
     return caplog
 

@@ -4,9 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from serfer.core.costs.cold_queries import price_cold
 from serfer.core.costs.cost_model import Platform, price_plan
 from serfer.core.costs.operator_costs import shipped_profiles
+from serfer.plan_directory import load_plan
+from serfer.splitter.package_fit import fit
 from tests.once import one_each
+from tests.splitter import models
 from tests.splitter.models import BUDGET, FACTS, Net, cut
 from tests.splitter.planning.test_planner import chain_model
 
@@ -56,21 +60,44 @@ CASES = [
 ]
 
 
-def split(case, store, directory, objective="balanced", **changes):
+def split(case, store, directory, cold_share=0.0, profiles=BUDGET.profiles, **options):
     build, grids, stages = case
-    budget = replace(BUDGET, memory_mb=(1769, 3538), store=store, **changes)
-    return cut(*build(), directory, grids, stages, budget=budget, objective=objective)
+    budget = replace(BUDGET, memory_mb=(1769, 3538), store=store, cold_share=cold_share, profiles=profiles)
+    return cut(*build(), directory, grids, stages, budget=budget, **options)
 
 
-@one_each("store", ["redis", "s3", "valkey+s3"], ("case", CASES))
-def test_the_price_of_a_plan_equals_the_planners_prediction(case, store, tmp_path):
-    plan = split(case, store, tmp_path, "cost" if store == "valkey+s3" else "balanced")
-    priced = price_plan(plan, Platform.over(FACTS, store))
-    assert plan.store == store
-    assert [1000 * price.seconds for price in priced.stages] == pytest.approx(plan.predicted_ms, rel=0.02)
-    assert priced.usd == pytest.approx(plan.predicted_usd, rel=0.02)
-    first = sorted({stage for stage, _ in plan.functions})
-    assert [price.tasks for price in priced.stages] == [plan.stages[number].grid.tiles for number in first]
+FORMS = [
+    {"store": "s3"},
+    {"store": "redis", "gang": "always"},
+    {"store": "valkey+s3", "cold_share": 0.02, "objective": "cost"},
+    {"store": "redis", "cold_share": 0.3, "precision": "fp16"},
+]
+
+
+@pytest.mark.filterwarnings("ignore:no stages can be a gang")
+@one_each("form", FORMS, ("case", CASES))
+def test_every_figure_of_a_plan_is_its_price(case, form, tmp_path, monkeypatch):
+    """Those of its stages, of its row among the alternatives, and of its paragraph; the search's are close to them."""
+    searched = []
+    monkeypatch.setattr(models, "fit", lambda *given: searched.append(fit(*given)) or searched[0])
+    plan = split(case, directory=tmp_path, **form)
+    platform = Platform.over(FACTS, form["store"], plan.cold_share)
+    query, cold = price_plan(plan, platform), price_cold(plan, platform)
+    warm = price_plan(plan, replace(platform, cold_share=0.0))
+    assert plan.predicted_ms == [1000 * step.seconds for step in warm.stages]
+    assert (plan.store, plan.predicted_usd) == (form["store"], warm.usd)
+    figures = [*(1000 * price.seconds for price in (query, warm, cold)), query.usd, warm.usd]
+    assert figures == figures_of(load_plan(tmp_path))
+    assert plan.gangs or figures == pytest.approx(figures_of(searched[0]), rel=2e-3)
+    assert f": {figures[0]:.4g} ms and ${1e6 * query.usd:.2f} a million queries, predicted" in plan.why
+    for other in plan.alternatives:
+        ratios = f"{other.ms / figures[0]:.2f} times as long and costs {other.usd / query.usd:.2f} times"
+        assert other.tasks > 1 or other.chosen or f"{other.stages} takes {ratios}" in plan.why
+
+
+def figures_of(plan):
+    (chosen,) = (other for other in plan.alternatives if other.chosen)
+    return [chosen.ms, chosen.warm_ms, chosen.cold_ms, chosen.usd, chosen.warm_usd]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +111,7 @@ def test_the_price_of_a_plan_equals_the_planners_prediction(case, store, tmp_pat
     ],
 )
 def test_large_tensors_go_to_the_object_store_where_bytes_cost_more_than_requests(tmp_path, store, objective, chosen):
-    plan = split(LARGE, store, tmp_path, objective)
+    plan = split(LARGE, store, tmp_path, objective=objective)
     assert [stage.path for stage in plan.stages] == chosen
     assert ("What stage 0 hands on goes to the object store." in plan.why) == (chosen[0] == "objects")
 
@@ -96,7 +123,6 @@ def test_a_safety_offset_makes_tiles_slower_by_its_share(tmp_path_factory):
         split(case, "redis", tmp_path_factory.mktemp("plan"), profiles=shipped_profiles(safety))
         for safety in (0.0, 0.1)
     )
-    for before, after in zip(plain.stages, careful.stages, strict=True):
-        for one, other in zip(before.tiles, after.tiles, strict=True):
-            assert other.parallel_ms == pytest.approx(1.1 * one.parallel_ms, rel=1e-4)
-            assert other.serial_ms == pytest.approx(1.1 * one.serial_ms, rel=1e-3)
+    before, after = ([tile for stage in plan.stages for tile in stage.tiles] for plan in (plain, careful))
+    assert [tile.parallel_ms for tile in after] == pytest.approx([1.1 * tile.parallel_ms for tile in before], rel=1e-4)
+    assert [tile.serial_ms for tile in after] == pytest.approx([1.1 * tile.serial_ms for tile in before], rel=1e-3)

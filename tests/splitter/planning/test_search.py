@@ -193,7 +193,6 @@ class Enumerated:
 
 
 def common(rect, other):
-    """Return how many positions two rectangles have in common."""
     rows = min(rect.rows.stop, other.rows.stop) - max(rect.rows.start, other.rows.start)
     cols = min(rect.cols.stop, other.cols.stop) - max(rect.cols.start, other.cols.start)
     return max(rows, 0) * max(cols, 0)

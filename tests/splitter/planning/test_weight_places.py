@@ -15,14 +15,7 @@ from serfer.pipeline.reference import original
 from serfer.pipeline.reference import unsplit as in_one_piece
 from serfer.plan_directory import load_plan
 from serfer.splitter.network.graph import Node
-from serfer.splitter.planning.precision import (
-    predicted_loss,
-    rounded_up,
-    rounding,
-    storable,
-    storable_within,
-    with_half,
-)
+from serfer.splitter.planning import precision
 from serfer.splitter.split import split
 from tests.splitter.models import Net, check_every_answer, cut_net, plan_error, room_for, unsplit
 
@@ -146,14 +139,14 @@ def test_a_measured_loss_beyond_what_is_allowed_leaves_weights_in_fp32(planned, 
 def test_only_weights_whose_rounding_is_allowed_are_stored_in_fp16():
     net, output = many_layers()
     graph = net.graph(output)
-    every = storable(graph, graph.nodes)
-    most = predicted_loss(graph, every)
-    assert storable_within(graph, 2 * most) == every
-    some = storable_within(graph, most / 1.5)
+    every = precision.storable(graph, graph.nodes)
+    most = precision.predicted_loss(graph, every)
+    assert precision.storable_within(graph, 2 * most) == every
+    some = precision.storable_within(graph, most / 1.5)
     assert set() < some < every
-    assert predicted_loss(graph, some) <= most / 1.5
-    assert storable_within(graph, 1e-9) == set()
-    assert most <= rounded_up(most) <= 2 * most
+    assert precision.predicted_loss(graph, some) <= most / 1.5
+    assert precision.storable_within(graph, 1e-9) == set()
+    assert most <= precision.rounded_up(most) <= 2 * most
 
 
 @pytest.mark.parametrize(
@@ -274,22 +267,22 @@ def test_which_weights_fp16_holds(value, stored):
     graph = net.graph(net.flat(net.op("Relu", "x")))
     reader = Node("reader", "Add", ("x", "w"), "sum")
     graph = replace(graph, weights={"w": value})
-    assert storable(graph, [reader]) == ({"w"} if stored else set())
-    assert storable(graph, graph.nodes) == frozenset(), "fp16 was not requested"
+    assert precision.storable(graph, [reader]) == ({"w"} if stored else set())
+    assert precision.storable(graph, graph.nodes) == frozenset(), "fp16 was not requested"
 
 
 def test_rounding_is_relative_to_the_weights_norm():
-    assert rounding(np.float32([1.0, 0.5, 0.25])) == 0
-    assert rounding(np.full(10, 1 + 2**-11, np.float32)) == pytest.approx(2**-11, rel=1e-3)
-    assert rounding(np.float32([1e6])) == float("inf")
+    assert precision.rounding(np.float32([1.0, 0.5, 0.25])) == 0
+    assert precision.rounding(np.full(10, 1 + 2**-11, np.float32)) == pytest.approx(2**-11, rel=1e-3)
+    assert precision.rounding(np.float32([1e6])) == float("inf")
 
 
 @pytest.mark.exact
 def test_computed_weights_equal_the_stored_fp16_values():
     net, output = conv_and_dense()
     graph = net.graph(output)
-    names = storable(graph, graph.nodes)
-    rounded = with_half(graph, names)
+    names = precision.storable(graph, graph.nodes)
+    rounded = precision.with_half(graph, names)
     assert rounded.half == names
     for name, value in rounded.weights.items():
         assert value.dtype == graph.weights[name].dtype

@@ -17,7 +17,6 @@ NONE = Padding(0, 0, 0, 0)
 
 
 def rect(draw, *sides):
-    """Draw a rectangle of a map."""
     starts = [draw(st.integers(0, side - 1)) for side in sides]
     return Rect(*(Span(start, draw(st.integers(start + 1, side))) for start, side in zip(starts, sides, strict=True)))
 

@@ -43,7 +43,6 @@ class Case:
     story: list[str] = field(default_factory=list)
 
     def image(self, height, width):
-        """Return an image (1, C, H, W)."""
         rng = np.random.default_rng((self.seed, self.number, height, width))
         return rng.standard_normal((1, self.channels, height, width), dtype=np.float32)
 
@@ -253,7 +252,6 @@ class Drawn(Graph):
             self.channels *= 4
 
     def step_other_way_by_size(self):
-        """Take one of two convolutions, by the height of the image."""
         limit, channels = self.rng.choice([100, 150, 200]), self.rng.randint(1, 4)
         condition = self.op("Squeeze", self.op("Greater", self.side(2, "x"), [limit]))
         weights = [self.normal(channels, self.channels, 3, 3, deviation=0.4) for _ in "ab"]

@@ -163,10 +163,10 @@ def test_a_network_that_pads_to_a_multiple_has_a_plan_for_multiples(tmp_path):
 def test_a_module_whose_python_looks_at_the_size_is_refused_by_its_condition(tmp_path):
     class Filtering(nn.Conv2d):
         def forward(self, x):
-            return super().forward(functional.avg_pool2d(x, 3, 1, 1) if x.shape[2] % 1000 == 7 else x)
+            return super().forward(functional.avg_pool2d(x, 3, 1, 1) if x.shape[2] % 1_000_003 == 5 else x)
 
     with pytest.raises(
-        ModelError, match=r"the network looks at the image's size: \d+ x \d+ pixels do not meet .*1000. != 7"
+        ModelError, match=r"the network looks at the image's size: .* not meet .*1000003. != 5; .*--size HEIGHTxWIDTH"
     ):
         serfer.map_plan(Filtering(3, 2, 3, padding=1).eval(), "any", tmp_path / "plan", window=64)
 

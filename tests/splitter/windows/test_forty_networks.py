@@ -87,7 +87,6 @@ def of_smp(kind, encoder, depth=5, norm=None, **more):
 
 
 def with_norm(net, norm):
-    """Replace batch norms."""
     for name, child in net.named_children():
         if isinstance(child, nn.BatchNorm2d):
             setattr(net, name, norm(child.num_features))
@@ -217,7 +216,6 @@ def test_a_network_in_use_has_the_map_of_its_module_or_is_refused_by_name(name, 
 
 
 def outcome(name, folder):
-    """Return in words what becomes of a network."""
     known = NETWORKS[name]
     try:
         with warnings.catch_warnings(action="ignore"):

@@ -134,8 +134,6 @@ def test_an_image_of_many_windows_has_nine_kinds(exported, tmp_path):
 
 
 class Placed(nn.Module):
-    """Adds the number of its row to each pixel."""
-
     def __init__(self):
         super().__init__()
         self.first = nn.Conv2d(3, 4, 3, padding=1)
@@ -214,7 +212,6 @@ def test_a_query_without_a_window_or_with_one_that_the_plan_lacks_is_refused(map
 
 
 def check_refused(plan, windows):
-    """Check that a plan is refused if its windows are others."""
     with pytest.raises(PlanError, match=r"plan\.json"):
         parse_plan(dump_plan(sealed(replace(plan, windows=windows))))
 
@@ -304,8 +301,6 @@ class Branching(nn.Module):
 
 
 class Filtering(nn.Conv2d):
-    """Filters large images alone."""
-
     def forward(self, x):
         return super().forward(functional.avg_pool2d(x, 3, 1, 1) if max(x.shape[2:]) > 400 else x)
 

@@ -53,7 +53,6 @@ def by_windows(directory, batch):
 
 
 def all_by_windows(directory, batch):
-    """Return the maps of all outputs."""
     plan, sessions = load_plan(directory), {}
     statistics = np.zeros((1, plan.windows.statistics), np.float32)
     kept = {IMAGE_READ: batch[0]}
@@ -159,7 +158,6 @@ def outcome(case, sizes_of=None):
 
 
 def compared(result, expected):
-    """Return in words how a map differs from the network's."""
     result = result.reshape(expected.shape) if result.size == expected.size else result
     if result.shape != expected.shape:
         return f"its shape is {result.shape} and not {expected.shape}"

@@ -28,7 +28,6 @@ SIZES = np.arange(130, 4001)
 
 
 def resize(scale, mode="nearest", channels=1):
-    """A model of one Resize, of rows and columns."""
     attributes = {"mode": mode} | ({"nearest_mode": "floor"} if mode == "nearest" else {})
     return model_of(
         [helper.make_node("Resize", ["x", "", "scales"], ["y"], **attributes)],

@@ -1,6 +1,8 @@
 """Plans for images of several sizes, and constants that depend on the size or the place: exact, or refused."""
 
 import random
+from contextlib import suppress
+from functools import partial, reduce
 from itertools import permutations, product
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
+from torch import nn
 
 import serfer
 from serfer.core.errors import ModelError
@@ -27,7 +30,6 @@ EXACT = 1e-5
 
 
 def network():
-    """Return a network that grows: a convolution of the image."""
     net = Drawn(random.Random(0))  # noqa: S311 - no secret
     net.channels = net.first = 3
     net.conv((3, 3), pads=[1, 1, 1, 1])
@@ -275,7 +277,8 @@ def test_a_map_is_kept_by_the_pass_that_computes_it_and_never_read_before():
     ],
 )
 def test_refusal_names_the_users_operator_or_size(kind, attributes, sides, named, tmp_path):
-    plan_of_two(kind, attributes, sides, tmp_path, refused=named)
+    with pytest.raises(ModelError, match=named):
+        plan_of_two(kind, attributes, sides, tmp_path)
 
 
 def test_operator_that_ends_otherwise_at_odd_sizes_is_named(tmp_path):
@@ -284,8 +287,90 @@ def test_operator_that_ends_otherwise_at_odd_sizes_is_named(tmp_path):
     assert "'last' (MaxPool)" in plan.windows.rules.refused
 
 
-def plan_of_two(kind, attributes, sides, directory, refused=""):
-    """Return the plan for any size of a convolution and an operator after it, or see it refused."""
+def chosen(net, condition):
+    """Multiply by 2 where a condition on the height or width is met, by 1 where it is not."""
+    net.then("Mul", net.op("Where", condition, [2.0], [1.0]))
+
+
+@pytest.mark.parametrize(
+    ("choose", "named"),
+    [
+        (lambda net, high, _: chosen(net, net.op("Equal", net.op("Mod", high, [1_000_003]), [5])), "Mul"),
+        (lambda net, _, wide: chosen(net, net.op("Not", net.op("Greater", wide, [1_999_999]))), "Mul"),
+        (lambda net, high, wide: chosen(net, net.op("Equal", net.op("Sub", high, wide), [7])), "Mul"),
+        (lambda net, high, wide: chosen(net, net.op("Less", net.op("Mul", high, wide), [500_000])), "Mul"),
+        (
+            lambda net, high, wide: chosen(
+                net, net.op("And", net.op("Equal", high, [304]), net.op("Equal", wide, [500]))
+            ),
+            "Mul",
+        ),
+        (
+            lambda net, high, _: chosen(net, net.op("Equal", net.op("Expand", net.op("Squeeze", high), [1]), [304])),
+            "Mul",
+        ),
+        (
+            lambda net, high, _: net.then(
+                "Pad", net.op("Mul", net.op("Div", high, [1_000_003]), [0, 0, 0, 0, 0, 0, 2, 0])
+            ),
+            "Pad",
+        ),
+        (lambda net, high, _: chosen(net, net.op("Equal", net.op("Mod", high, [8]), [9])), None),
+        (lambda net, high, _: chosen(net, net.op("Equal", high, [-1])), None),
+    ],
+)
+def test_a_file_is_for_any_size_only_where_its_numbers_follow_it(choose, named, tmp_path):
+    net = network()
+    sides = [net.side(axis) for axis in (2, 3)]
+    net.conv((3, 3), pads=[1, 1, 1, 1])
+    choose(net, *sides)
+    net.conv((3, 3), pads=[1, 1, 1, 1])
+    if named is None:
+        planned(net, "any", tmp_path)
+        return
+    with pytest.raises(ModelError, match=rf"\({named}\) .*what it computes depends on the image's size.*HEIGHTxWIDTH"):
+        planned(net, "any", tmp_path)
+
+
+BOUND = st.integers(1, 400) | st.integers(1, 2_100_000)
+FACTORS, DIVISOR = st.sampled_from([(1, 0), (0, 1), (1, -1), (1, 1)]), st.sampled_from([1 << 40, 2, 5, 1_000_003])
+TERMS = st.tuples(FACTORS, DIVISOR, BOUND, st.just(1) | BOUND)
+
+
+def meets(terms, sides):
+    high, wide = sides
+    return all(
+        least <= (down * high + across * wide) % by < least + count for (down, across), by, least, count in terms
+    )
+
+
+class Choosing(nn.Conv2d):
+    def forward(self, x):
+        return super().forward(x) * (2 if meets(self.terms, x.shape[2:]) else 1)
+
+
+@pytest.mark.parametrize("kind", ["file", pytest.param("module", marks=pytest.mark.slow)])
+@settings(max_examples=9)
+@given(terms=st.lists(TERMS, min_size=1, max_size=2))
+def test_no_plan_for_any_size_takes_two_images_of_which_one_meets_a_condition(kind, terms, tmp_path_factory):
+    place, net, module, bands = tmp_path_factory.mktemp("any"), network(), Choosing(3, 3, 3, padding=1).eval(), []
+    module.terms = terms
+    for factors, divisor, least, count in terms:
+        sides = [net.op("Mul", net.side(axis, "x"), [factor]) for axis, factor in zip((2, 3), factors, strict=True)]
+        value = net.op("Mod", net.op("Add", *sides), [divisor])
+        bands += [net.op("GreaterOrEqual", value, [least]), net.op("Less", value, [least + count])]
+    chosen(net, reduce(partial(net.op, "And"), bands))
+    model = module if kind == "module" else saved(place, net.model())
+    ends = [end + more for _, by, low, count in terms for end in (by + low, low, low + count) for more in (-1, 0)]
+    near = {side + more for side in (*ends, 304, 2_000_000) for more in (-304, 0, 304)} & {*range(304, 2_000_001)}
+    with suppress(ModelError):
+        rules = serfer.map_plan(model, "any", place / "plan", window=64).windows.rules.sides[-1]
+        taken = [[side for side in near if rule.end_of(side)] for rule in (rules.rows, rules.cols)]
+        assert len({meets(terms, size) for size in product(*taken)}) == 1
+
+
+def plan_of_two(kind, attributes, sides, directory):
+    """Return the plan for any size of a convolution and an operator after it."""
     vectors = ["b", "b", "b", "b"] if kind == "BatchNormalization" else []
     extra = ["mean", "variance"] if vectors else []
     model = model_of(
@@ -300,8 +385,4 @@ def plan_of_two(kind, attributes, sides, directory, refused=""):
             *([numpy_helper.from_array(np.ones(4, np.float32), "b")] if vectors else []),
         ],
     )
-    if not refused:
-        return serfer.map_plan(saved(directory, model), "any", directory / "plan", window=64)
-    with pytest.raises(ModelError, match=refused):
-        serfer.map_plan(saved(directory, model), "any", directory / "plan", window=64)
-    return None
+    return serfer.map_plan(saved(directory, model), "any", directory / "plan", window=64)

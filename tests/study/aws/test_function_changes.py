@@ -158,7 +158,7 @@ def test_code_of_a_caller_without_the_key_is_refused_before_it_is_sent(local):
     now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     target = "/2015-03-31/functions/echo/code"
     for access, answer in ((Access("LOCALOTHER", "s"), b"HTTP/1.1 403"), (local.service.access, b"HTTP/1.1 100")):
-        signed = sign(access, "us-east-1", now, "PUT", target, {"Host": address.netloc}, b"")
+        signed = sign(access, "us-east-1", now, "PUT", target, {"host": address.netloc}, b"")
         head = {**signed, "Content-Length": "60000000", "Expect": "100-continue"}
         lines = [f"PUT {target} HTTP/1.1", *(f"{name}: {value}" for name, value in head.items())]
         with socket.create_connection((address.hostname, address.port), timeout=20) as connection:

@@ -41,7 +41,6 @@ def sample(seconds, *, init_ms=0.0, compute_ms=10.0, read=(0, 0.0), write=(0, 0.
 
 
 def found(weight_bytes=0, store="s3", **given):
-    """The facts of samples, by name."""
     return {fact.name: fact.value for fact in facts_of(Samples(**given), weight_bytes, store, 1769)}
 
 

@@ -25,7 +25,6 @@ RATES_CSV = b"t_seconds,rps\n0,5\n9,5.7\n18,0.5\n"
 
 
 def packed(text):
-    """Return a text as the one member of a tar file of bzip2."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w:bz2") as archive:
         member = tarfile.TarInfo("workload.txt")

@@ -90,7 +90,6 @@ def test_the_help_lists_every_generator_with_a_valid_example():
 
 
 def test_long_idle_periods_are_removed_and_short_ones_kept():
-    load = without_zeros(trace([60] * 7, [1, 0, 2, 0, 0, 0, 3]), 180)
-    assert load.rates.tolist() == [1, 0, 2, 3]
+    assert without_zeros(trace([60] * 7, [1, 0, 2, 0, 0, 0, 3]), 180).rates.tolist() == [1, 0, 2, 3]
     with pytest.raises(UsageError, match="no queries at all"):
         without_zeros(trace([60], [0]), 60)

@@ -19,7 +19,6 @@ SHARDS = 3
 
 
 def quick():
-    """Return the networks that CI splits."""
     return [network for network in NETWORKS if network.name in QUICK]
 
 
@@ -44,8 +43,6 @@ def check(network):
 
 
 def weekly_test(number):
-    """Return the test of the networks of a shard."""
-
     @pytest.mark.weekly
     @pytest.mark.parametrize("network", of_shard(number), ids=named)
     def test(network):

@@ -33,7 +33,6 @@ def facts(**functions):
 
 
 def network(random):
-    """One or two convolutions, then one or two linear layers."""
     height, width, channels = *(int(side) for side in random.integers(8, 17, size=2)), 3
     size = height, width
     net, x = Net(channels, height, width, int(random.integers(1000))), "x"
@@ -153,8 +152,7 @@ def test_a_fork_by_hand():
 
 def test_memory_bounds_parts_and_payloads_are_bounded():
     graph = chain()
-    weights = sum(weight.nbytes for weight in graph.weights.values())
-    assert weights < 2**20
+    assert sum(weight.nbytes for weight in graph.weights.values()) < 2**20
     assert [bool(planner(graph, options=Options((ONE,), (mb,))).best()) for mb in (119, 200)] == [False, True]
     most = planner(graph).offers
     few = planner(graph, sync_payload_limit=1000).offers

@@ -31,7 +31,6 @@ def desired(load, policy=None, step_s=10.0):
 
 
 def changes(on, before=1):
-    """Return (step, change) of each change."""
     moves = enumerate(pairwise([before, *on]))
     return [(number, after - earlier) for number, (earlier, after) in moves if after != earlier]
 
@@ -43,8 +42,7 @@ def test_instances_are_kept_half_loaded_and_there_is_always_one(load, instances)
 
 def test_scaling_is_one_step_in_300_seconds():
     policy = StepwiseTargetTracking(scenario())
-    up = changes(desired([(1800, 2 * QPS)], policy))
-    assert up == [(0, 1), (30, 1), (60, 1)]
+    assert changes(desired([(1800, 2 * QPS)], policy)) == [(0, 1), (30, 1), (60, 1)]
     down = changes(desired([(1800, 0.0)], policy), before=4)
     assert [change for _, change in down] == [-1, -1, -1]
     assert [later[0] - earlier[0] for earlier, later in pairwise(down)] == [30, 30]

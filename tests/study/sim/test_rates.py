@@ -137,8 +137,7 @@ def test_environments_that_a_plan_wants_cost_a_ping_each_time_that_lambda_has_dr
 
 def test_pings_are_within_the_ceiling_all_or_none():
     load, world = trace([1800], [0]), scenario(keep_alive_s=600.0)
-    free = run_rates(load, world, Scripted([0], 10))
-    assert free.pings.sum() == 30
+    assert run_rates(load, world, Scripted([0], 10)).pings.sum() == 30
     assert run_rates(load, world, Scripted([0], 10), max_usd_per_hour=25 * 4e-5).pings.sum() == 20
     assert run_rates(load, world, Scripted([0], 10), max_usd_per_hour=9 * 4e-5).pings.sum() == 0
 

@@ -208,6 +208,5 @@ def test_price_files_say_their_sources_and_a_query_costs_what_these_say(number, 
     text = PRICES[number].read_text()
     assert "list prices" in text
     assert "Assumed: " in text
-    target = read_scenario(PRICES[number]).serverless
-    assert target.usd_per_query == pytest.approx(usd, rel=0.01)
+    assert read_scenario(PRICES[number]).serverless.usd_per_query == pytest.approx(usd, rel=0.01)
     assert tomllib.loads(text)["lambda"]["latency_ms"] == 1000 * seconds

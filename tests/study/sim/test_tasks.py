@@ -29,7 +29,6 @@ GANG = calibration(tiles=(1, 3, 1), gangs=((1, 3),), rows=1)
 
 
 def simulated(made, queries=1, limits=None, deadline_s=30.0, **choices):
-    """Return Lambda after so many queries at once."""
     world = LambdaSimulator(made, scenario(**choices).serverless, 0, deadline_s, limits)
     for _ in range(queries):
         world.start(0.0)

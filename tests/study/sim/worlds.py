@@ -74,8 +74,6 @@ class Scripted:
 
 
 class Bought(Scripted):
-    """A policy that wants the same instances for ever."""
-
     def __init__(self, *wanted):
         super().__init__([0])
         self.wanted = wanted

@@ -87,7 +87,7 @@ class _Workers:
 
     def _post(self, endpoint: str, function: str, body: bytes) -> dict[str, Any]:
         path = f"/2015-03-31/functions/{function}/invocations"
-        headers = {"Host": urlsplit(endpoint).netloc, "X-Amz-Invocation-Type": "RequestResponse"}
+        headers = {"host": urlsplit(endpoint).netloc, "x-amz-invocation-type": "RequestResponse"}
         now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
         headers = sign(self._access, os.environ["AWS_REGION"], now, "POST", path, headers, body)
         try:

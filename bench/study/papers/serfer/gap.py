@@ -25,9 +25,8 @@ from serfer.cli.shared.options import JsonOption, status_line
 from serfer.core.errors import ModelError
 from serfer.splitter.head.batched_inference import answers
 from serfer.splitter.head.calibration import Calibration
-from serfer.splitter.head.fine_tune import threads
 from serfer.splitter.head.gap import HeadFit, replace_head
-from serfer.splitter.network.source import load
+from serfer.splitter.network.source import load, one_thread
 from serfer.splitter.tiling.from_onnx import from_onnx
 from serfer_bench.core.results import require_at_most
 from serfer_bench.core.tables import Results, Table, publish
@@ -39,7 +38,6 @@ _TEST_PARTS = 4  # a quarter of the images
 _EPOCHS, _BATCH, _RATE = 5, 64, 2e-3
 _STEPS = 300  # at least, however few the images
 
-_MACS = 4_000_000  # of one image
 
 Progress = Callable[[str], None]
 Labels = NDArray[np.int64]
@@ -145,7 +143,7 @@ def _network() -> nn.Sequential:
 def _trained(images: NDArray[np.float32], labels: Labels, seed: int) -> nn.Module:
     random = np.random.default_rng(seed)
     epochs = max(_EPOCHS, -(-_STEPS * _BATCH // len(images)))
-    with threads(_MACS), torch.random.fork_rng(devices=[]):
+    with one_thread(wanted=True), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = _network()
         optimiser = torch.optim.Adam(module.parameters(), lr=_RATE)

@@ -21,7 +21,6 @@ from serfer.core.keys import StoreCounts
 from serfer.core.plan import IMAGE, Plan
 from serfer.pipeline.reference import normalised
 from serfer.storage.store import Store
-from serfer.storage.wrapping import CountingStore
 from serfer_bench.core.part_times import LAYER, MERGE, MISS, POLL, READ, SPLIT, WRITE, PartTimes, Times
 from serfer_bench.study.baselines.handlers.environment import Array, merge
 from serfer_bench.study.baselines.handlers.objects import TTL_S, View, decode, encode, read_key, written_key
@@ -61,12 +60,12 @@ class PollDriver:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._plan = plan
-        self._store = CountingStore(store)
+        self._store = store
         self._invoke = invoke
         self._contiguous = contiguous
         self._deadline_s = deadline_s
         self._clock = clock
-        self._others = StoreCounts()
+        self._counts = StoreCounts()
         self._times = PartTimes()
 
     @property
@@ -76,7 +75,7 @@ class PollDriver:
         A read that finds nothing is a poll and counts in `exists`; a worker's read and write count as often as it was
         invoked.
         """
-        return self._store.counts + self._others
+        return self._counts
 
     def take_times(self) -> Times:
         """Return what parts of the queries since the last call took, as figures 5 to 8 have them (section 6.2)."""
@@ -104,7 +103,7 @@ class PollDriver:
         self._times.since(POLL, polled)
         self._times.since(LAYER.format(number + 1), released)
         for times, read, written in zip(invoked, put, values, strict=True):
-            self._others += StoreCounts(times * len(written), times * read, times, times)
+            self._counts += StoreCounts(times * len(written), times * read, times, times)
         return [[view.array for view in decode(value)] for value in values]
 
     def _put(self, query: str, number: int, index: int, known: Mapping[tuple[int, int], Array]) -> int:
@@ -118,6 +117,7 @@ class PollDriver:
         self._times.since(SPLIT, started)
         started = time.perf_counter()
         self._store.put(read_key(query, number, index), value, TTL_S)
+        self._counts += StoreCounts(bytes_put=len(value), puts=1)
         self._times.since(WRITE, started)
         return len(value)
 
@@ -140,7 +140,7 @@ class PollDriver:
             except MissingKeyError:
                 self._times.since(MISS, started)
                 polls += 1
-                self._others += StoreCounts(exists=1)
+                self._counts += StoreCounts(exists=1)
                 if polls % POLLS_BEFORE_RETRY == 0:
                     self._start(query, number, len(values))
                     invoked[len(values)] += 1
@@ -148,6 +148,7 @@ class PollDriver:
                 if self._clock() > deadline:
                     raise DeadlineError(f"stage {number} did not end within {self._deadline_s:g} s") from None
             else:
+                self._counts += StoreCounts(bytes_get=len(value), gets=1)
                 self._times.since(READ, started)
                 decode(value)  # each time, whether or not the others are there
                 values.append(value)

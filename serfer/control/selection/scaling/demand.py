@@ -120,7 +120,6 @@ def _meets(variant: Variant, asked: Objectives) -> bool:
 
 
 def _joined(parts: list[NetworkDemand], least: float) -> NetworkDemand:
-    """Return parts of one demand as one, with the strictest of the objectives that `least` queries a second have."""
     usual = [part for part in parts if part.rate >= least]
     bounds = [part.max_cost_usd for part in usual if part.max_cost_usd is not None]
     return replace(

@@ -21,7 +21,7 @@ from serfer.control.selection.scaling.fleet_groups import NetworkGroup, groups_o
 from serfer.control.selection.scaling.fleet_records import FleetObservation, FleetPlan, PoolTerms
 from serfer.control.selection.scaling.fleet_slot import Slot
 from serfer.control.selection.scaling.greedy import GreedyScaler
-from serfer.control.selection.scaling.records import OPTIONS, InstanceCosts, ScalingOptions
+from serfer.control.selection.scaling.records import OPTIONS, InstanceCosts
 from serfer.control.selection.scaling.workers import WorkerObservation, plan_workers
 from serfer.control.selection.scaling.worth import InstanceWorth, PoolDemand, affordable
 
@@ -42,9 +42,8 @@ class FleetScaler:
     the demand needs among those that are loaded.
     """
 
-    def __init__(self, pools: Mapping[str, PoolTerms], options: ScalingOptions = OPTIONS) -> None:
+    def __init__(self, pools: Mapping[str, PoolTerms]) -> None:
         self._pools = pools
-        self._options = options
         self._worth = {name: InstanceWorth(terms.boot_s) for name, terms in pools.items() if not terms.fixed}
         self._scalers: dict[tuple[str, str, str], tuple[tuple[InstanceCosts, ...], GreedyScaler]] = {}
         self._idle_since: dict[str, float] = {}
@@ -59,7 +58,7 @@ class FleetScaler:
         seen = replace(seen, demand=self._lasting(seen))
         every = self._at_their_speed(seen, groups_of(seen, self._pools))
         worth = self._worths(seen, every)
-        slot = Slot(seen, self._pools, worth, self._options.slack_threshold)
+        slot = Slot(seen, self._pools, worth, OPTIONS.slack_threshold)
         groups = [self._gated(group, slot) for group in every]
         for group in groups:
             slot.keep(group)
@@ -81,11 +80,7 @@ class FleetScaler:
                 self._worth[pool].resume(count)
 
     def _lasting(self, seen: FleetObservation) -> dict[str, dict[tuple[str, str], NetworkDemand]]:
-        """Return the demand, with a little of what only instances could answer a while ago.
-
-        Demand is that of seconds: queries that come more rarely, or while an instance starts, would start and stop one
-        each time, and none would ever be answered by it.
-        """
+        """Queries that come rarely, or while an instance starts, would otherwise start and stop one each time."""
         for application, of in seen.demand.items():
             for key, asked in of.items():
                 if asked.stranded > 0:
@@ -103,10 +98,7 @@ class FleetScaler:
         return found
 
     def _at_their_speed(self, seen: FleetObservation, groups: list[NetworkGroup]) -> list[NetworkGroup]:
-        """Count a demand as what saturated copies answer by their profile, and half a copy more, where it is less.
-
-        Others may share their device. What was seen counts less and less: what no longer holds is tried again.
-        """
+        """Others may share their device. What was seen counts less and less: what no longer holds is tried again."""
         found, speeds = [], {}
         for group in groups:
             before = self._speed.get(group.key, 1.0)
@@ -121,7 +113,6 @@ class FleetScaler:
         return found
 
     def _worths(self, seen: FleetObservation, groups: list[NetworkGroup]) -> dict[str, float]:
-        """Return how many instances of each pool are worth their price; of fixed ones all."""
         demanded = {pool: PoolDemand() for pool in self._worth}
         for group in groups:
             best = home(group, self._worth, seen.prices)
@@ -141,12 +132,11 @@ class FleetScaler:
         return replace(group, eligible=tuple(costs for costs in group.eligible if group.pools[costs.name] in usable))
 
     def _scale(self, slot: Slot, group: NetworkGroup) -> None:
-        """Have the heuristic decide on one network's copies, and take its actions down."""
         eligible, scaler = self._scalers.get(group.key, ((), None))
         if scaler is None or eligible != group.eligible:
-            scaler = GreedyScaler(group.eligible, self._options)
+            scaler = GreedyScaler(group.eligible)
         self._scalers[group.key] = group.eligible, scaler
-        load = slot.observation(group)
+        load = group.observation(slot.seen.instances, slot.room)
         fastest = max((costs.qps for costs in group.eligible), default=0.0)
         most = fastest * (1 + sum(terms.most for terms in self._pools.values()))
         plan = scaler.observe(replace(load, rate=min(load.rate, most)))  # more than all could take is all the same
@@ -186,10 +176,7 @@ class FleetScaler:
         )
 
     def _spare(self, slot: Slot, worth: Mapping[str, float]) -> frozenset[str]:
-        """Return the instances that nothing needs: for as long as a start takes, or beyond what is worth the price.
-
-        To keep an idle instance for that long costs as much as to start it again: the rule of ski rental.
-        """
+        """Keeping an idle instance for as long as a start takes costs as much as the start: the rule of ski rental."""
         now, staying = slot.seen.now_s, Counter(slot.staying)
         idle = [instance for instance in slot.seen.instances if instance.serves and slot.is_idle(instance)]
         self._idle_since = {instance.name: self._idle_since.get(instance.name, now) for instance in idle}
@@ -213,7 +200,7 @@ def _triggers(slot: Slot) -> Mapping[str, str]:
             free.add(instance.pool)
         utilisation = {"the device": instance.utilisation}
         if instance.memory_mb:
-            utilisation["memory"] = slot.used_mb(instance) / instance.memory_mb
+            utilisation["memory"] = slot.room.used_mb(instance) / instance.memory_mb
         states = {f"{key[0]} {key[1]}": copy.state for key, copy in instance.copies.items() if copy.status == "loaded"}
         workers.append(
             WorkerObservation(instance.name, instance.pool or _ANY, utilisation, states, boots=instance.boots)

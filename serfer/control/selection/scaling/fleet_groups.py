@@ -126,7 +126,6 @@ def groups_of(seen: FleetObservation, pools: Mapping[str, PoolTerms]) -> list[Ne
 
 
 def pool_of(variant: Variant, pools: Mapping[str, PoolTerms]) -> str | None:
-    """Return the pool whose instances may run a variant: that of its type, or else the one for all types."""
     return variant.kind if variant.kind in pools else "" if "" in pools else None
 
 
@@ -152,7 +151,7 @@ def _group(
     places = {variant.name: pool_of(variant, pools) or "" for variant in variants}
     chosen = [variant for variant in variants if demand.variant in {"", variant.name}]
     eligible = _good_enough(chosen, demand)
-    costs = tuple(_costs(variant, places[variant.name]) for variant in sorted(eligible, key=lambda each: each.name))
+    costs = tuple(_costs(variant, places[variant.name]) for variant in sorted(eligible, key=lambda found: found.name))
     return NetworkGroup(application, demand, costs, places, every)
 
 

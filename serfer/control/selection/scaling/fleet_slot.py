@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from serfer.control.selection.scaling.fleet_groups import NetworkGroup
 from serfer.control.selection.scaling.fleet_records import FleetObservation, InstanceSeen, Key, PoolTerms
-from serfer.control.selection.scaling.records import LoadObservation, ScalingPlan
+from serfer.control.selection.scaling.records import ScalingPlan
 from serfer.control.selection.scaling.room import Room
 
 _QUIET_S = 5.0  # without a query, after which a copy that was replaced goes: every driver has seen the new one
@@ -28,9 +28,9 @@ class Slot:
         self.elsewhere: Counter[str] = Counter()
         self.desired: Counter[Key] = Counter()
         self.reasons: dict[tuple[str, str, str], str] = {}
+        self.room = Room(seen.instances)
         self._pools = pools
         self._slack = slack
-        self._room = Room(seen.instances)
         self._groups: list[NetworkGroup] = []
 
     def keep(self, group: NetworkGroup) -> None:
@@ -39,13 +39,9 @@ class Slot:
         for instance in self.seen.instances:
             key = group.counted(instance)
             if key is not None:
-                self._room.need(instance, key)
+                self.room.need(instance, key)
                 if not group.named:
                     self.desired[key] += 1
-
-    def observation(self, group: NetworkGroup) -> LoadObservation:
-        """Return what the heuristic sees of a network: one copy at an instance, and instances that have room."""
-        return group.observation(self.seen.instances, self._room)
 
     def add(self, group: NetworkGroup, plan: ScalingPlan) -> None:
         """Place copies at instances; what has no place is an upgrade in place, if that is enough, or elsewhere."""
@@ -89,19 +85,15 @@ class Slot:
         return max(others, key=lambda costs: (costs.qps, costs.name)).name if others else name
 
     def _place(self, group: NetworkGroup, name: str) -> bool:
-        """Load a copy at the least used instance with room and none of the network; returns whether there is one."""
         key = group.application, name
-        instance = self._room.best(key, group.pools[name], lambda other: group.counted(other) is None)
+        instance = self.room.best(key, group.pools[name], lambda other: group.counted(other) is None)
         if instance is None:
             return False
         self._load(instance, key)
         return True
 
     def _upgrade(self, group: NetworkGroup, short_qps: float) -> tuple[float, list[str]]:
-        """Load faster variants beside what instances have of a network, for no more instances; returns queries/s won.
-
-        The slower one goes later, once the faster one is loaded.
-        """
+        """Return the queries/s that are won; the slower variant goes later, once the faster one is loaded."""
         gained, names = 0.0, []
         for instance in self.seen.instances:
             key = group.counted(instance) if instance.serves else None
@@ -114,7 +106,7 @@ class Slot:
                 if costs.qps > now
                 and costs.latency_ms <= group.demand.slo_ms
                 and group.pools[costs.name] == instance.pool
-                and self._room.fits(instance, (group.application, costs.name))
+                and self.room.fits(instance, (group.application, costs.name))
             ]
             if faster:
                 best = max(faster, key=lambda costs: (costs.qps, costs.name))
@@ -124,7 +116,7 @@ class Slot:
         return gained, names
 
     def _load(self, instance: InstanceSeen, key: Key) -> None:
-        self._room.need(instance, key)
+        self.room.need(instance, key)
         self.desired[key] += 1
         if (instance.name, key) not in self.load:
             self.load.append((instance.name, key))
@@ -150,14 +142,13 @@ class Slot:
         if not having or not self._can_go(key):
             return False
         order = {instance.name: number for number, instance in enumerate(self.seen.instances)}
-        leaves = min(having, key=lambda instance: (self._room.needed(instance), -order[instance.name]))
+        leaves = min(having, key=lambda instance: (self.room.needed(instance), -order[instance.name]))
         self.unload.append((leaves.name, key))
-        self._room.release(leaves, key)
+        self.room.release(leaves, key)
         self.desired[key] -= 1
         return True
 
     def _can_go(self, key: Key) -> bool:
-        """Whether every demand that a copy counts for is supported without it by what is loaded."""
         for group in self._groups:
             if group.application != key[0] or key[1] not in group.costs or not group.demand.rate:
                 continue
@@ -184,11 +175,8 @@ class Slot:
             for other in sorted(group.every & instance.copies.keys() - {key}):
                 copy = instance.copies[other]
                 quiet = not copy.waiting and (copy.idle_s is None or copy.idle_s >= _QUIET_S)
-                if copy.status == "loaded" and quiet and not self._room.is_needed(instance, other):
+                if copy.status == "loaded" and quiet and not self.room.is_needed(instance, other):
                     self.unload.append((instance.name, other))
 
     def is_idle(self, instance: InstanceSeen) -> bool:
-        return not self._room.needed(instance) and not any(copy.waiting for copy in instance.copies.values())
-
-    def used_mb(self, instance: InstanceSeen) -> float:
-        return self._room.used_mb(instance)
+        return not self.room.needed(instance) and not any(copy.waiting for copy in instance.copies.values())

@@ -72,7 +72,6 @@ class GreedyScaler:
         return ScalingPlan(here, f"{action.reason}, {count - room} of them elsewhere", {name: count - room}, short)
 
     def _ups(self, seen: LoadObservation, missing_qps: float) -> Iterator[_Action]:
-        """Yield how each running variant, or nothing, could be replicated or upgraded to support what is missing."""
         running = [self._by_name[name] for name, count in seen.running.items() if count and name in self._by_name]
         for variant in self._variants:
             if variant.latency_ms > seen.slo_ms:
@@ -97,7 +96,6 @@ class GreedyScaler:
         return ScalingPlan(dict(action.changes), action.reason)
 
     def _downs(self, seen: LoadObservation) -> dict[str, list[_Action]]:
-        """Return how an instance of each running variant could be removed, or replaced by cheaper ones."""
         wanted = seen.rate * self._options.slack_threshold
         supported = capacity(self._variants, seen.running)
         downs: dict[str, list[_Action]] = {}
@@ -118,7 +116,6 @@ class GreedyScaler:
     def _downgrade(
         self, seen: LoadObservation, variant: InstanceCosts, other: InstanceCosts, missing: float
     ) -> _Action | None:
-        """Return the replacement of an instance by cheaper ones of its network; None where that saves nothing."""
         if other is variant or other.network != variant.network or other.latency_ms > seen.slo_ms:
             return None
         count = math.ceil(missing / other.qps)

@@ -57,10 +57,7 @@ def _full(workers: Sequence[WorkerObservation]) -> list[tuple[str, str]]:
 
 
 def _disturbed(workers: Sequence[WorkerObservation]) -> list[tuple[str, str]]:
-    """Return the types on which every variant is interfered, or overloaded beside an interfered one (trigger 2, 6.3.1).
-
-    Of a type without a loaded variant nothing is known.
-    """
+    """Trigger 2 (6.3.1). Of a type without a loaded variant nothing is known."""
     found = []
     for kind in _kinds(workers):
         states = [state for worker in workers if worker.kind == kind for state in worker.states.values()]
@@ -71,10 +68,7 @@ def _disturbed(workers: Sequence[WorkerObservation]) -> list[tuple[str, str]]:
 
 
 def _overloaded(workers: Sequence[WorkerObservation]) -> list[tuple[str, str]]:
-    """Return the type that most overloaded variants are on, where too many workers have some (trigger 3).
-
-    The paper does not say of which type the worker is.
-    """
+    """Trigger 3. The paper does not say of which type the worker is: here of the one with most overloaded variants."""
     kinds = Counter(
         worker.kind for worker in workers for state in worker.states.values() if state == VariantState.OVERLOADED
     )

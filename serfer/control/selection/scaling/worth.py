@@ -34,7 +34,6 @@ class InstanceWorth:
         return max(self._stranded, sum(self._levels.on))
 
     def resume(self, count: int) -> None:
-        """Take so many instances for started just now, by an earlier leader."""
         self._levels.resume(count)
 
     def observe(self, elapsed_s: float, usd_per_hour: float, demand: PoolDemand) -> None:

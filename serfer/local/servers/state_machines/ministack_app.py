@@ -34,7 +34,7 @@ class _Signer(urllib.request.BaseHandler):
             body = request.data
             assert isinstance(body, bytes)  # noqa: S101 - ministack's events are
             now, region = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"), os.environ["MINISTACK_REGION"]
-            headers = sign(_ACCESS, region, now, "POST", request.selector, {"Host": request.host}, body)
+            headers = sign(_ACCESS, region, now, "POST", request.selector, {"host": request.host}, body)
             for name, value in headers.items():
                 request.add_unredirected_header(name, value)
         return request

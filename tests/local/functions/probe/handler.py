@@ -42,7 +42,6 @@ def wait(event, _context):
 
 
 def toil(event, _context):
-    """Compute for that many seconds of processor time."""
     until = time.process_time() + event
     while time.process_time() < until:
         pass

@@ -37,7 +37,6 @@ WINDOWED = pytest.mark.parametrize("kind", POLICIES)
 
 
 def used(policy):
-    """Return the resources that servers have given away."""
     return sum(
         SIZES.units(8, 200) - SIZES.units(cores, sum(shares))
         for cores, shares in (policy.servers.free(number) for number in range(len(policy.servers)))

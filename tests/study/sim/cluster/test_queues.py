@@ -22,8 +22,7 @@ def trace(*rates, row_s=10.0):
 
 
 def test_counts_are_those_of_the_load_and_ticks_cover_the_longest():
-    counts = tick_counts(trace(2.0, 0.0, 5.0), 5.0, 6, rng())
-    assert counts.tolist() == [10, 10, 0, 0, 25, 25]
+    assert tick_counts(trace(2.0, 0.0, 5.0), 5.0, 6, rng()).tolist() == [10, 10, 0, 0, 25, 25]
     broken = tick_counts(trace(*[0.05] * 2000), 10.0, 2000, rng())
     assert set(broken.tolist()) == {0, 1}
     assert broken.sum() == pytest.approx(1000, abs=100)

@@ -4,7 +4,7 @@ import asyncio
 import heapq
 import itertools
 
-AT_REST = 100  # turns of the event loop without a call to the clock
+AT_REST = 100  # turns of the event loop in which neither the clock is called nor a thread begins or ends its work
 
 
 class FakeClock:
@@ -54,6 +54,7 @@ class FakeClock:
             return runner.run(with_jumps())
 
     def count(self, threads):
+        self._calls += 1
         self._threads += threads
         if self._threads:
             self._no_threads.clear()

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from serfer.drivers.clock import LOOP_CLOCK, timeout_at
+from tests.drivers.fake_clock import AT_REST, FakeClock
 
 
 async def test_a_timeout_cancels_the_awaited_work():
@@ -28,3 +29,21 @@ async def test_a_cancellation_from_outside_is_not_a_timeout():
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+@pytest.mark.parametrize("begun", [0, 1, AT_REST // 2, AT_REST - 2])
+def test_a_fake_clock_stands_still_until_what_a_thread_did_is_taken(begun):
+    """A thread that ended in the last turn left its coroutine no turn: the clock jumped to that coroutine's deadline."""
+    clock = FakeClock()
+
+    async def main():
+        async with timeout_at(clock, clock.time() + 1.0):
+            for turn in range(AT_REST):
+                if turn == begun:
+                    clock.count(1)
+                await asyncio.sleep(0)
+            clock.count(-1)
+            for _ in range(AT_REST // 2):
+                await asyncio.sleep(0)
+
+    clock.run(main())

@@ -33,7 +33,7 @@ maps = parts(
     {
         "large": ("mapping.command:command", "serfer map on a large image: time and memory."),
         "page": ("mapping.demonstration:command", "A page's text, exact and in SAHI's and MONAI's windows."),
-        "engines": ("mapping.engines:command", "serfer map beside Dask, Ray and concurrent.futures."),
+        "engines": ("mapping.engines:command", "serfer map compared with Dask, Ray and concurrent.futures."),
     },
 )
 COMMANDS = {

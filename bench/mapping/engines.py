@@ -1,6 +1,6 @@
-"""`serfer map` beside the same windows on Dask, Ray and concurrent.futures, in turn, two workers of one thread each.
+"""`serfer map` compared with the same windows on Dask, Ray and concurrent.futures, two workers of one thread each.
 
-A start is an engine's map of one window: ratios are of what a map takes beyond it.
+A start is an engine's map of four windows, so that both workers have started: ratios are of what a map takes beyond it.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def command(
     rounds: Annotated[int, typer.Option(min=1, help="How often each engine maps each image, in turn.")] = 1,
     as_json: JsonOption = False,
 ) -> None:
-    """Run serfer map beside Dask, Ray and concurrent.futures: time, memory of the driver."""
+    """Compare serfer map with Dask, Ray and concurrent.futures: time, memory of the driver."""
     import torch  # noqa: PLC0415 - slow to import
 
     import serfer  # noqa: PLC0415 - its public functions import torch
@@ -105,8 +105,8 @@ def command(
     unet.centre(torch.from_numpy(normalised(strip(0, window, window))))
     starts: dict[str, MapRun] = {}
     with status_line() as progress:
-        for size in (window, *side):
-            maps: list[dict[str, MapRun]] = [{} for _ in range(1 if size == window else rounds)]
+        for size in (2 * window, *side):
+            maps: list[dict[str, MapRun]] = [{} for _ in range(rounds)]
             with tempfile.TemporaryDirectory(prefix="serfer-engines-") as folder:
                 write_image((home := Path(folder)) / "image.tif", (size, size))
                 shape = [(size, size)]
@@ -115,6 +115,7 @@ def command(
                     for engine in (_OWN, *ENGINES):
                         progress(f"{size} pixels a side by {engine}, {number} of {len(maps)}")
                         done[engine] = _map(engine, home)
-            starts = starts or maps[0]
-            rows += _maps(size, starts, maps) if size != window else []
+            if starts:
+                rows += _maps(size, starts, maps)
+            starts = starts or maps[-1]
     publish(Results(map(asdict, rows), [table_of(rows)], stamp_now().lines), as_json=as_json)

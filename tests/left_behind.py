@@ -17,7 +17,7 @@ OWN = (
     "chrome_crashpad_handler",  # Chromium's, of no parent: it ends with the browser, which is the session's
 )
 LOOP = "serfer-loop"  # the thread of a pipeline that is open
-PATIENCE = 10.0  # s: what was killed a moment ago may still be ending
+PATIENCE = 60.0  # s: what was killed a moment ago may still be ending
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from typing import Any
 from serfer.control.throttle import Thresholds
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import UsageError
-from serfer.core.options import with_values
 from serfer.mapping.boxes import decoder_of
 from serfer.mapping.comparison import whole_of
 from serfer.mapping.engine import Spending
@@ -22,7 +21,7 @@ from serfer.mapping.image_job import Mapper
 from serfer.mapping.image_list import map_items
 from serfer.mapping.lazy_array import map_array
 from serfer.mapping.many_images import ManyImages, ManyReport
-from serfer.mapping.map_network import chosen_plan
+from serfer.mapping.map_network import chosen_plan, with_map_values
 from serfer.mapping.options import MapOptions
 from serfer.mapping.report import MapReport, MapWatcher
 from serfer.offline.gate import OfflineGate
@@ -79,7 +78,7 @@ def map_image(
         if out is not None or options is not None:
             raise UsageError("the map of an array is an array: leave out and options out, and give values by name")
         return map_array(image, plan, network=network, settings=settings, **values)
-    options = with_values(MapOptions, options, values)
+    options = with_map_values(MapOptions, options, values)
     out, settings = _place(out), settings or load_settings()
     directory = _plan(plan, network, [image], out, settings, options)
     with open_mapper(Opening(directory, options), options, MapWatcher(), settings) as mapper:
@@ -105,7 +104,7 @@ def map_many(
     each image; the dollars that may be spent are for all together. Raises UsageError for results of one name, and for
     more dollars predicted than may be spent; UnavailableError where that has come of several images in a row.
     """
-    options = with_values(MapOptions, options, values)
+    options = with_map_values(MapOptions, options, values)
     out, settings = _place(out), settings or load_settings()
     directory = _plan(plan, network, images, out, settings, options)
     items = map_items([str(image) for image in images], str(out), suffix)

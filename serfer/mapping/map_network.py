@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from serfer.build_cache import cache_of
 from serfer.core.dataclass_codec import unstructure
 from serfer.core.errors import InputError, ModelError, SerferError, UsageError, WrongAnswerError
+from serfer.core.options import with_values
 from serfer.core.plan import Plan
 from serfer.extras import named_extras
 from serfer.files import read_text, write_whole
+from serfer.mapping.options import WindowOptions
 from serfer.plan_directory import file_sha256, is_network_file, load_plan
 from serfer.raster import open_raster
 from serfer.settings import Settings
@@ -54,6 +56,18 @@ class MapNetwork(MapPlanOptions):
     @property
     def called(self) -> str:
         return str(self.model) if isinstance(self.model, str | Path | NamedModel) else type(self.model).__name__
+
+
+_Some = TypeVar("_Some", bound=WindowOptions)
+
+
+def with_map_values(kind: type[_Some], options: _Some | None, values: Mapping[str, Any]) -> _Some:
+    """As `with_values`; says of options of a plan where they go."""
+    of_plan = {item.name for item in fields(MapPlanOptions)} - {item.name for item in fields(kind)}
+    if found := sorted(values.keys() & of_plan):
+        given = ", ".join(f"{name}=..." for name in found)
+        raise UsageError(f"{given} is for making the plan: give network=serfer.MapNetwork(NETWORK, {given})")
+    return with_values(kind, options, values)
 
 
 @dataclass(frozen=True)

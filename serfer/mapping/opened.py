@@ -20,6 +20,7 @@ from serfer.core.costs.sessions import function_session_bytes
 from serfer.core.dataclass_codec import Bounds
 from serfer.core.errors import InputError, PlanError
 from serfer.core.frame_decoder import FrameDecoder
+from serfer.core.options import with_values
 from serfer.core.plan import parse_plan
 from serfer.core.plan.image_normalisation import ImageStatistics
 from serfer.core.plan.layout import PLAN_FILE
@@ -70,7 +71,7 @@ class MapSpec:
     @property
     def window_options(self) -> WindowOptions:
         try:
-            return WindowOptions.of({**json.loads(self.options)})
+            return with_values(WindowOptions, None, {**json.loads(self.options)})
         except (TypeError, ValueError, RecursionError):
             raise InputError("the options of a window are an object in JSON: make the windows again") from None
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import index
 from typing import Any, Literal
 
 from serfer.core.errors import UsageError
-from serfer.core.options import Options, option, with_values
+from serfer.core.options import Options, option
 from serfer.offline.options import YieldOptions
 from serfer.wiring.pipeline_options import PipelineOptions
 
@@ -56,6 +55,9 @@ class WindowOptions(Options):
     )
 
     def __post_init__(self) -> None:
+        if isinstance(self.no_data, str):
+            with suppress(ValueError):
+                object.__setattr__(self, "no_data", float(self.no_data))  # as the command line takes it: nan, 255
         super().__post_init__()
         try:
             bands = tuple(map(index, self.bands))
@@ -67,14 +69,6 @@ class WindowOptions(Options):
             raise UsageError(f"the value that counts as full is more than 0, not {self.full_scale}")
         if any(band < 1 for band in self.bands):
             raise UsageError("bands are counted from 1")
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> WindowOptions:
-        """Return the options of such `values`; raises UsageError."""
-        no_data = values.get("no_data", "auto")
-        with suppress(TypeError, ValueError, OverflowError):
-            no_data = float(no_data)
-        return with_values(WindowOptions, None, {**values, "no_data": no_data})
 
     def values(self) -> dict[str, Any]:
         """Return, of JSON's types, the options that change the result's values."""

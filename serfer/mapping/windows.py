@@ -25,7 +25,6 @@ from serfer.core.dataclass_codec import structure, unstructure
 from serfer.core.detections import Boxes
 from serfer.core.errors import InputError, UsageError
 from serfer.core.geometry import Rect
-from serfer.core.options import with_values
 from serfer.core.passes import add_up
 from serfer.core.plan.answers import as_answer
 from serfer.core.plan.image_normalisation import ImageStatistics
@@ -34,7 +33,7 @@ from serfer.core.zarr import Axis
 from serfer.mapping.boxes import BoxForm, chosen, form_and_head
 from serfer.mapping.image_job import measure
 from serfer.mapping.input import GivenPixels, clipped, padded_size
-from serfer.mapping.map_network import MapNetwork, image_sizes, kept_map_plan
+from serfer.mapping.map_network import MapNetwork, image_sizes, kept_map_plan, with_map_values
 from serfer.mapping.opened import Count, MapSpec, OpenImage, OpenPlan, open_image, open_plan
 from serfer.mapping.options import WindowOptions
 from serfer.mapping.output import ResultForm, result_forms
@@ -151,7 +150,12 @@ class MapWindow:
         step = replace(step, statistics=self._vector(statistics, step))
         query, outputs = step.query(self.number), None
         if query.batch is not None:
-            outputs = step.submit(plan.pipeline(), self.number, query.batch).result().outputs
+            try:
+                outputs = step.submit(plan.pipeline(), self.number, query.batch).result().outputs
+            except InputError as error:
+                rows, cols = self.reads.rows, self.reads.cols
+                place = f"rows {rows.start} to {rows.stop}, columns {cols.start} to {cols.stop}"
+                raise InputError(f"window {self.number}, {place}: {error}") from error
         parts = step.parts(self.number, query, outputs)
         if self.in_pass is not None:
             known = step.known.passes[self.in_pass]
@@ -297,7 +301,7 @@ def windows(
         UsageError: options that do not, or a plan that keeps maps between passes.
         ModelError: the network has no plan.
     """
-    options = with_values(WindowOptions, options, values)
+    options = with_map_values(WindowOptions, options, values)
     size = None if isinstance(image, str | Path) else _size(image)
     if (plan is None) == (network is None):
         raise UsageError("windows are those of a plan or of a network: give one of the two")

@@ -232,7 +232,7 @@ class TestHealth:
         looking = asyncio.get_running_loop().create_future()
         monkeypatch.setattr(pipeline, "health", lambda **_: looking)
         service._looked -= 3.0
-        assert (await asyncio.wait_for(service.health(), 5)).ready
+        assert (await asyncio.wait_for(service.health(), 60)).ready
         looking.set_result(Health(store="gone"))
         await until(lambda: service._looking is None)
         assert (await service.health()) == Health(store="gone")

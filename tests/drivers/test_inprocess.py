@@ -9,7 +9,7 @@ from serfer.core.run_machine import Failure, FailureKind
 from serfer.core.wire import Report, Task, TaskError
 from serfer.drivers.inprocess import InProcessInvoker
 
-PATIENCE = 10.0
+PATIENCE = 60.0
 TASK = Task("d" * 64, "0" * 32, 0, 1, 2, 60.0)
 REPORT = Report("e", 0.0, 1.0, 2.0, 3.0, 6.0, 1, 1, StoreCounts())
 

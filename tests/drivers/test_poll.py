@@ -20,7 +20,7 @@ from tests.drivers.fake_clock import FakeClock
 from tests.drivers.plans import linked_plan
 from tests.drivers.test_push import CROPS, TILES, stored, written
 
-PATIENCE = 10.0
+PATIENCE = 60.0
 QUERY = "0" * 32
 TASK = Task("d" * 64, QUERY, 1, 2, 1, 60.0)
 REPORT = Report("e", 0.0, 1.0, 1.0, 1.0, 3.0, 1, 1, StoreCounts(bytes_put=7, puts=1))

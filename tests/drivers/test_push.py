@@ -27,7 +27,7 @@ from tests.drivers.conftest import AwayStore, WatchedStore
 from tests.drivers.fake_clock import FakeClock
 from tests.drivers.plans import READ, linked_plan, part_of
 
-PATIENCE = 10.0
+PATIENCE = 60.0
 TILES = (4, 2, 1)
 CROPS = [Crop("uint8", bytes([tile]) * 10) for tile in range(TILES[0])]
 PLAN = small_plan()

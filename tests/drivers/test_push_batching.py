@@ -74,7 +74,7 @@ async def queried(workers, store, queries=20, **settings):
 async def all_slots_are_back(pushing, concurrency):
     slots = pushing.dispatcher._slots
     for _ in range(concurrency):
-        await asyncio.wait_for(slots.acquire(0), 1)
+        await asyncio.wait_for(slots.acquire(0), 60)
     for _ in range(concurrency):
         slots.release()
     assert len(pushing.dispatcher._waiting) == 0

@@ -42,7 +42,7 @@ from tests.drivers.conftest import AwayStore
 from tests.drivers.fake_clock import FakeClock
 from tests.drivers.plans import wide_plan
 
-PATIENCE = 10.0
+PATIENCE = 60.0
 TILES = (4, 3, 2)
 PLAN = wide_plan(TILES, (1, 3, 1))
 _BYTES = PLAN.stages[-1].written(PLAN.stages[-1].tiles[0], 2) - CHECKSUM_BYTES

@@ -147,7 +147,7 @@ def test_an_abort_ends_a_member_that_waits(worker, plan, store):
         waiting = threads.submit(worker.run, member(plan, 0, batch(1), patience_s=60.0))
         store.exchange().send([Message(inbox_key(QUERY, 0, 0), b"")], TTL)
         with pytest.raises(GangAbortedError):
-            waiting.result(10)
+            waiting.result(60)
 
 
 @pytest.mark.parametrize(

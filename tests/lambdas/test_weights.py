@@ -284,7 +284,7 @@ def test_weights_arrive_while_the_session_before_is_built(fetched, monkeypatch):
     build, fetch_one = SessionCache._build, source.fetch
 
     def building(self, function, graph):
-        assert function is plan.stages[2].functions[0] or both.wait(5)
+        assert function is plan.stages[2].functions[0] or both.wait(60)
         return build(self, function, graph)
 
     def fetching(artefact):

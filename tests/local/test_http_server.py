@@ -182,7 +182,7 @@ def test_this_machines_own_names_are_served(host):
     assert talk(post(b"{}", b"Host: " + host)).startswith(b"HTTP/1.1 200 ")
 
 
-PATIENCE = 10.0
+PATIENCE = 60.0
 SAID = "connections wait to be accepted: Too many open files (raise the limit: ulimit -n)"
 
 

@@ -214,6 +214,21 @@ def test_what_does_not_belong_to_a_window_is_refused_by_name(plans, tmp_path):
         one.run()
 
 
+def test_values_that_are_not_finite_are_refused_by_their_window(plans):
+    window = serfer.windows((64, 80), plans["plain"])[-1]
+    given = np.full((3, window.reads.rows.size, window.reads.cols.size), np.nan, np.float32)
+    with pytest.raises(serfer.InputError, match=rf"window {window.number}, rows \d+ to 64, columns \d+ to 80: .* NaN"):
+        window.compute(given)
+    for value in ("nan", float("nan")):
+        assert not serfer.windows((64, 80), plans["plain"], no_data=value)[-1].compute(given).any()
+
+
+def test_options_of_a_plan_are_refused_where_windows_and_maps_take_theirs(plans):
+    for ask in (serfer.windows, serfer.map, serfer.map_many):
+        with pytest.raises(serfer.UsageError, match=r"give network=serfer\.MapNetwork\(NETWORK, memory_mb=\.\.\.\)"):
+            ask("image.tif", network=plans["plain"], memory_mb=1769)
+
+
 @pytest.mark.hostile
 @pytest.mark.parametrize(
     "change",

@@ -12,7 +12,7 @@ from serfer.interrupts import signals_held
 from serfer.pipeline.event_loop import LoopThread, RunningLoop, result_of, run
 from tests.support.signals import signalled
 
-PATIENCE = 10.0
+PATIENCE = 60.0
 
 
 def loop_threads():

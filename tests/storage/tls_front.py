@@ -87,7 +87,7 @@ class TlsFront:
         self._loop.close()
 
     def _run(self, work):
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
     async def _serve(self, reader, writer):
         with contextlib.suppress(OSError, asyncio.CancelledError):

@@ -117,7 +117,7 @@ def compare(
         done += 1
         if time.monotonic() - started > MOST_S:
             break
-    worst = max(outputs, key=lambda output: output.badness)
+    worst = max(outputs, key=lambda output: (output.wrong, output.error))
     return MapComparison(
         parts=done,
         pixels=sum(output.pixels for output in outputs),
@@ -241,10 +241,6 @@ class _Output:
     @property
     def wrong(self) -> bool:
         return self.error > TOLERANCE or self.other_classes > 0
-
-    @property
-    def badness(self) -> tuple[bool, float]:
-        return self.wrong, self.error
 
     def add(self, part: _Part, unit: int) -> None:
         place, values = part.place, part.values

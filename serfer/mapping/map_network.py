@@ -37,6 +37,7 @@ from serfer.wiring.plan_cache import PLANS, cached_plan
 ANY: Final = "any"
 MOST_SIZES: Final = 16
 """Sizes of images that a plan is made for by itself."""
+_Some = TypeVar("_Some", bound=WindowOptions)
 _MOST_REFUSAL: Final = 4096  # bytes of the reason why a network is not for any size
 _ADVICE: Final = re.compile(r"[:;,]( or)? give the sizes of your images.*", re.DOTALL)
 Size = tuple[int, int]
@@ -56,9 +57,6 @@ class MapNetwork(MapPlanOptions):
     @property
     def called(self) -> str:
         return str(self.model) if isinstance(self.model, str | Path | NamedModel) else type(self.model).__name__
-
-
-_Some = TypeVar("_Some", bound=WindowOptions)
 
 
 def with_map_values(kind: type[_Some], options: _Some | None, values: Mapping[str, Any]) -> _Some:

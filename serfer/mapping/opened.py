@@ -132,11 +132,6 @@ _plans = lru_cache(2)(lambda _process, place, digest: OpenPlan(place, digest))
 _images = lru_cache(8)(lambda _process, place, identity: OpenImage(place, identity))
 
 
-def close_opened() -> None:
-    _plans.cache_clear()
-    _images.cache_clear()
-
-
 def open_plan(place: str, digest: str) -> OpenPlan:
     with _OPENING[process := os.getpid()]:
         return _plans(process, place, digest)

@@ -153,9 +153,8 @@ class MapWindow:
             try:
                 outputs = step.submit(plan.pipeline(), self.number, query.batch).result().outputs
             except InputError as error:
-                rows, cols = self.reads.rows, self.reads.cols
-                place = f"rows {rows.start} to {rows.stop}, columns {cols.start} to {cols.stop}"
-                raise InputError(f"window {self.number}, {place}: {error}") from error
+                row, col = self.reads.rows.start, self.reads.cols.start
+                raise InputError(f"window {self.number}, from row {row} and column {col}: {error}") from error
         parts = step.parts(self.number, query, outputs)
         if self.in_pass is not None:
             known = step.known.passes[self.in_pass]

@@ -33,7 +33,7 @@ async def test_a_cancellation_from_outside_is_not_a_timeout():
 
 @pytest.mark.parametrize("begun", [0, 1, AT_REST // 2, AT_REST - 2])
 def test_a_fake_clock_stands_still_until_what_a_thread_did_is_taken(begun):
-    """A thread that ended in the last turn left its coroutine no turn: the clock jumped to that coroutine's deadline."""
+    """A thread that ended in the last turn left its coroutine no turn: the clock jumped to its deadline."""
     clock = FakeClock()
 
     async def main():

@@ -6,9 +6,8 @@ import pytest
 
 from serfer.cli.main import app
 from serfer.cli.shared.terminal import _exit_code, _Interrupt
-from serfer.mapping.opened import close_opened
 from serfer.raster import ResultParts
-from tests.mapping.plans import HEIGHT, WIDTH, make_map_plan, map_command
+from tests.mapping.plans import HEIGHT, WIDTH, close_opened, make_map_plan, map_command
 from tests.raster.files import UTM, WHERE, pixels, write
 
 

@@ -12,6 +12,7 @@ import serfer
 from serfer.core.geometry import Span
 from serfer.core.plan import Preprocess
 from serfer.core.plan.windows import AxisWindow, AxisWindows
+from serfer.mapping.opened import _images, _plans
 from tests.mapping.networks import run
 from tests.support.onnx_graph import Graph
 
@@ -50,6 +51,11 @@ def make_map_plan(directory, rows=(3, 4), cols=(5, 3), preprocess=PREPROCESS):
 
 
 HEIGHT, WIDTH = 64, 80
+
+
+def close_opened():
+    _plans.cache_clear()
+    _images.cache_clear()
 
 
 def map_command(image, plan, out, *options):

@@ -22,10 +22,10 @@ import zarr
 import serfer
 from serfer.core.dataclass_codec import unstructure
 from serfer.core.errors import SerferError
-from serfer.mapping.opened import close_opened, open_plan
+from serfer.mapping.opened import open_plan
 from serfer.raster import objects
 from serfer_bench.core.s3_server import S3Server
-from tests.mapping.plans import network, read
+from tests.mapping.plans import close_opened, network, read
 from tests.mapping.test_statistics import gated
 from tests.raster.files import UTM, WHERE, pixels, write
 from tests.splitter.models import saved

@@ -226,7 +226,7 @@ def _costs(
         values = {"factor": found["sagemaker"][0] / usd, "cost_usd": usd}
         yield Row("cost", model.name, load, figure, paper, "{factor:.2f}", values)
     for name, (usd, one, ms) in found.items():
-        paper = {"sagemaker": "below 98%"}.get(name, "98% or more")
+        paper = "98% or more" if name != "sagemaker" else "violated" if model.name == "Inception-v3" else "-"
         values = {"slo_met": one.slo_met or 0.0, "cost_usd": usd}
         values |= {f"over_{100 * times:.0f}": float((ms > times * scenario.slo_ms).mean()) for times in _OVER}
         form = "{slo_met:.2%}; later than half, twice and ten times the SLO: "

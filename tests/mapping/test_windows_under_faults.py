@@ -453,6 +453,7 @@ def pool():
 
 
 @pytest.mark.exact
+@pytest.mark.filterwarnings("ignore:maps by this plan are not compared:serfer.core.errors.PlanWarning")
 @pytest.mark.parametrize(
     ("seed", "numbers"),
     [(FIXED_SEED, FEW), pytest.param(int(os.environ["TEST_SEED"]), WEEKLY, marks=pytest.mark.weekly)],

@@ -53,6 +53,16 @@ class SerferError(Exception):
 
     exit_code = 1
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exception's own calls the class with its message alone: what wants more breaks a pool of processes.
+        return _again, (type(self), self.args, self.__dict__)
+
+
+def _again(kind: type[SerferError], given: tuple[Any, ...], fields: dict[str, Any]) -> SerferError:
+    error = kind.__new__(kind, *given)
+    error.__dict__.update(fields)
+    return error
+
 
 class WrongAnswerError(SerferError):
     """A split answer differs from the unsplit model's by more than rule 1 allows."""

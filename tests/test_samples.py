@@ -106,7 +106,7 @@ def test_samples_beyond_black_and_white_are_refused_with_their_range(tmp_path, d
 
 
 @pytest.mark.parametrize("depth", [2, 4, 16])
-def test_transparent_colour_of_a_grey_png_is_white(depth):
+def test_transparent_colour_of_a_grey_png_is_white_and_no_data_in_maps(tmp_path, depth):
     samples, key = np.arange(2**depth - 16 if depth > 4 else 0, 2**depth), 2**depth - 2
     rows = b"".join(int(value).to_bytes(2) for value in samples)
     if depth < 16:
@@ -115,6 +115,28 @@ def test_transparent_colour_of_a_grey_png_is_white(depth):
     data = png(len(samples), 1, depth, 0, b"\0" + rows, (b"tRNS", struct.pack(">H", key)))
     wanted = np.where(samples == key, 255, np.rint(samples * 255 / (2**depth - 1)))
     assert shown(data)[0, :, 0].tolist() == wanted.tolist()
+    (path := tmp_path / "a.png").write_bytes(data)
+    with open_raster(path) as source:
+        assert (source.read(Rect.whole(*source.size))[0, 0] == source.nodata).tolist() == (samples == key).tolist()
+
+
+def test_grey_in_cielab_is_grey_in_pictures_and_refused_for_maps(tmp_path):
+    """GDAL 3.10.3 and OpenCV 5.0.0 make (142, 130, 114) of it: libtiff does not adapt D50 to the D65 of sRGB."""
+    tifffile.imwrite(path := tmp_path / "a.tif", np.full((16, 16, 3), (136, 0, 0), np.uint8), photometric="cielab")
+    assert (shown(path.read_bytes()) == 127).all()
+    with pytest.raises(ImageError, match="has CIELab colours"):
+        open_raster(path)
+
+
+@pytest.mark.parametrize(("tag", "value"), [(262, 6), (259, 50_001)], ids=["halved colours", "WebP"])
+def test_tiff_that_pillow_cannot_decode_is_refused_by_its_kind(tag, value):
+    """Pillow 13.0.0 says "image file is truncated" of halved, uncompressed YCbCr, and "decoder error -2" of WebP."""
+    file = io.BytesIO()
+    Image.new("RGB", (16, 16)).save(file, "TIFF")
+    data, kind = file.getvalue(), struct.pack("<HHI", tag, 3, 1)
+    at = data.index(kind) + len(kind)
+    with pytest.raises(ImageError, match=r"it is a TIFF of 3 x uint8 \("):
+        shown(data[:at] + struct.pack("<H", value) + data[at + 2 :])
 
 
 def test_transparent_colour_of_a_png_of_16_bits_is_white_and_its_neighbours_are_not():

@@ -202,9 +202,10 @@ class GivenPixels(RasterSource):
 
 
 def clipped(rect: Rect, size: tuple[int, int]) -> Rect:
-    return Rect(
-        *(Span(span.start, min(span.stop, side)) for span, side in zip((rect.rows, rect.cols), size, strict=True))
+    rows, cols = (
+        Span(span.start, min(span.stop, side)) for span, side in zip((rect.rows, rect.cols), size, strict=True)
     )
+    return Rect(rows, cols)
 
 
 def padded_size(plan: Plan, size: tuple[int, int]) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,7 +29,7 @@ ORIENTATIONS = {
     for number in range(8)
 }
 """By EXIF's number, whether rows and columns are exchanged, and which of the two are turned round then."""
-TURNED = (5, 6, 7, 8)
+TURNED, _UPRIGHT = (5, 6, 7, 8), (False, False, False)
 _COLOURS = 256
 _RGB = 3
 _HEADER_SLACK = 64 * 1024  # an encoded block may be larger than its pixels by what its format adds
@@ -111,18 +111,18 @@ class Header:
         return self.size[::-1] if self.orientation in TURNED else self.size
 
     def stored(self, rect: Rect) -> Rect:
-        transposed, down, across = ORIENTATIONS[self.orientation]
+        transposed, down, across = ORIENTATIONS.get(self.orientation, _UPRIGHT)
         height, width = self.upright_size
         rows, cols = _flipped(rect.rows, height, flip=down), _flipped(rect.cols, width, flip=across)
         return Rect(cols, rows) if transposed else Rect(rows, cols)
 
     def upright(self, pixels: NDArray[Any]) -> NDArray[Any]:
-        transposed, down, across = ORIENTATIONS[self.orientation]
+        transposed, down, across = ORIENTATIONS.get(self.orientation, _UPRIGHT)
         turned = pixels.swapaxes(-1, -2) if transposed else pixels
         return turned[..., :: -1 if down else 1, :: -1 if across else 1]
 
     def value(self, stored: float) -> float:
-        return self.samples.white - stored if self.samples.inverted else stored
+        return self.samples.white - stored if self.samples.inverted else stored * self.scale
 
     def expanded(self, pixels: NDArray[Any]) -> NDArray[Any]:
         if self.palette is not None:
@@ -172,7 +172,7 @@ def read_header(dataset: Any, name: str, driver: str, limits: RasterLimits, read
         one_strip=driver == "GTiff" and _one_strip(dataset),
     )
     if driver == "GTiff":
-        _check_compression(structure.get("COMPRESSION", "NONE"), name)
+        _check_compression(structure, name)
         _check_tiff(header, limits)
         header = _with_directory(dataset, header, limits, read_at)
     if palette is None and header.nodata is not None:
@@ -217,10 +217,8 @@ def _blocks(header: Header, rect: Rect) -> Iterator[tuple[int, int]]:
 def _one_strip(dataset: Any) -> bool:  # noqa: ANN401 - rasterio's
     if tuple(dataset.block_shapes[0]) != (1, dataset.width) or dataset.height == 1:
         return False
-    first, *others = (
-        dataset.get_tag_item(f"BLOCK_OFFSET_0_{row}", "TIFF", bidx=1) for row in (0, 1, dataset.height - 1)
-    )
-    return first is not None and others == [None, None]
+    offsets = [dataset.get_tag_item(f"BLOCK_OFFSET_0_{row}", "TIFF", bidx=1) for row in (0, 1, dataset.height - 1)]
+    return offsets[0] is not None and offsets[1:] == [None, None]
 
 
 def _dtype(dataset: Any, name: str) -> str:  # noqa: ANN401 - rasterio's
@@ -284,9 +282,8 @@ def _notes(dataset: Any, header: Header) -> tuple[str, ...]:  # noqa: ANN401 - r
         notes.append(f"its samples have fewer bits than their type: {full}")
     scales, offsets = dataset.scales, dataset.offsets
     if any(factor != 1 for factor in scales) or any(offsets):
-        said = ", ".join(
-            f"{scale:g} x + {offset:g}" for scale, offset in dict.fromkeys(zip(scales, offsets, strict=True))
-        )
+        factors = dict.fromkeys(zip(scales, offsets, strict=True))
+        said = ", ".join(f"{scale:g} x + {offset:g}" for scale, offset in factors)
         notes.append(f"scale and offset of its bands ({said:.80}) are not applied: values are the stored ones")
     return tuple(notes)
 
@@ -330,8 +327,10 @@ def _with_directory(dataset: Any, header: Header, limits: RasterLimits, read_at:
     return replace(header, orientation=1 if placed else stored, orientation_stored=stored)
 
 
-def _check_compression(compression: str, name: str) -> None:
-    if compression not in _COMPRESSIONS:
+def _check_compression(structure: Mapping[str, str], name: str) -> None:
+    if structure.get("SOURCE_COLOR_SPACE") == "CIELAB":
+        raise ImageError(f"{name} has CIELab colours, which GDAL converts to others (grey to brown): store it as RGB")
+    if (compression := structure.get("COMPRESSION", "NONE")) not in _COMPRESSIONS:
         raise ImageError(f"{name} is compressed by {compression!r:.40}, not by {', '.join(sorted(_COMPRESSIONS))}")
 
 

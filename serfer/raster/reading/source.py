@@ -25,7 +25,7 @@ from serfer.raster.gdal import SIGNATURE_BYTES, driver_of, gdal, image_errors, l
 from serfer.raster.objects import Bucket
 from serfer.raster.place import S3Place, parse_place
 from serfer.raster.reading.header import TURNED, Header, RasterLimits, check_blocks, read_header
-from serfer.raster.reading.whole import Scratch, check_png, decode_by_strips, decode_jpeg, jpeg_header
+from serfer.raster.reading.whole import Scratch, decode_by_strips, decode_jpeg, jpeg_header, png_header
 from serfer.system import descriptor_path
 
 _DEFAULT = RasterLimits()
@@ -116,7 +116,7 @@ class RasterSource:
             with self._gdal("read"):
                 header = read_header(dataset, self.name, self._origin.driver, self._limits, self._origin.read_at)
                 if self._origin.driver == "PNG":
-                    check_png(header, self._origin.read_at, self._limits)
+                    header = png_header(header, self._origin.read_at, self._limits)
         except BaseException:
             dataset.close()
             raise

@@ -8,29 +8,33 @@ bits to 8.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
 
 from serfer.core.errors import ImageError, ImageTooLargeError, UnavailableError
 from serfer.core.geometry import Rect
 from serfer.core.units import MIB
 from serfer.raster.durable import FULL
 from serfer.raster.georeference import Georeference
-from serfer.raster.reading.header import ORIENTATION, ORIENTATIONS, Header, RasterLimits
+from serfer.raster.reading.header import ORIENTATION, Header, RasterLimits
 
 _STRIP_BYTES = 8 * MIB  # decoded at a time
-_INTERLACED = 28  # the byte of a PNG that says so
+_INTERLACED, _BEFORE_PIXELS = 28, MIB  # the byte of a PNG that says so; where its orientation is looked for
 _COLOURS = (1, 3)  # bands of a JPEG that GDAL decodes as Pillow does, but for the colours' resolution
 
 
@@ -43,6 +47,7 @@ class Scratch:
     def __init__(self, header: Header, folder: Path | None) -> None:
         self._row = (header.size[1], header.stored_bands)
         self._dtype = np.dtype(header.dtype)
+        self._row_bytes = self._row[0] * self._row[1] * self._dtype.itemsize
         where = Path(folder or tempfile.gettempdir())
         needed = header.size[0] * self._row_bytes
         if needed > (free := shutil.disk_usage(where).free):
@@ -50,10 +55,6 @@ class Scratch:
         with _disk_errors(header.name, needed, where):
             self._file = tempfile.TemporaryFile(dir=where, buffering=0)  # noqa: SIM115 - kept open
         self._errors = (header.name, needed, where)
-
-    @property
-    def _row_bytes(self) -> int:
-        return self._row[0] * self._row[1] * self._dtype.itemsize
 
     def strip_rows(self) -> int:
         return max(1, _STRIP_BYTES // self._row_bytes)
@@ -104,7 +105,7 @@ def jpeg_header(file: BinaryIO, name: str, limits: RasterLimits) -> tuple[Header
         *(name, size, bands, "uint8", None, Georeference(), (), (1, size[1])),
         separate=False,
         stored_bands=bands,
-        orientation=orientation if orientation in ORIENTATIONS else 1,
+        orientation=orientation,
     )
     check_scratch(header, limits)
     whole = size[0] * size[1] <= limits.max_whole_pixels
@@ -116,11 +117,13 @@ def jpeg_header(file: BinaryIO, name: str, limits: RasterLimits) -> tuple[Header
     return header, whole
 
 
-def check_png(header: Header, read_at: Callable[[int, int], bytes], limits: RasterLimits) -> None:
+def png_header(header: Header, read_at: Callable[[int, int], bytes], limits: RasterLimits) -> Header:
     check_scratch(header, limits)
-    height, width = header.size
-    if height * width > limits.max_whole_pixels and read_at(_INTERLACED, 1) != b"\0":
+    if math.prod(header.size) > limits.max_whole_pixels and read_at(_INTERLACED, 1) != b"\0":
         raise _decoded_whole(header, "an interlaced PNG", limits)
+    with suppress(Exception), _pillow(BytesIO(read_at(0, _BEFORE_PIXELS)), PngImageFile) as image:  # odd metadata
+        return replace(header, orientation=Image.Image.getexif(image).get(ORIENTATION, 1))  # PngImageFile's decodes
+    return header
 
 
 def check_scratch(header: Header, limits: RasterLimits) -> None:
@@ -142,11 +145,9 @@ def _decoded_whole(header: Header, kind: str, limits: RasterLimits) -> ImageTooL
 
 
 @contextmanager
-def _pillow(file: BinaryIO) -> Iterator[JpegImageFile]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of odd metadata
-        with JpegImageFile(file) as image:  # Image.open has a limit of its own
-            yield image
+def _pillow(file: BinaryIO, kind: type[JpegImageFile | PngImageFile] = JpegImageFile) -> Iterator[Image.Image]:
+    with warnings.catch_warnings(action="ignore"), kind(file) as image:  # Image.open has a limit of its own
+        yield image
 
 
 @contextmanager

@@ -128,6 +128,15 @@ def test_grey_in_cielab_is_grey_in_pictures_and_refused_for_maps(tmp_path):
         open_raster(path)
 
 
+def test_cmyk_jpeg_is_one_picture_with_and_without_adobes_marker():
+    """Pillow 13.0.0, OpenCV 5.0.0, imagecodecs 2026.3.6, libvips 8.18.7 and GDAL 3.10.3 take its inks for inverted ones."""
+    Image.new("CMYK", (16, 16), (0, 128, 255, 0)).save(file := io.BytesIO(), "JPEG", quality=100)
+    data = file.getvalue()
+    at = data.index(b"\xff\xee")
+    bare = data[:at] + data[at + 2 + int.from_bytes(data[at + 2 : at + 4]) :]
+    assert shown(data)[0, 0].tolist() == shown(bare)[0, 0].tolist() == [255, 127, 0]
+
+
 @pytest.mark.parametrize(("tag", "value"), [(262, 6), (259, 50_001)], ids=["halved colours", "WebP"])
 def test_tiff_that_pillow_cannot_decode_is_refused_by_its_kind(tag, value):
     """Pillow 13.0.0 says "image file is truncated" of halved, uncompressed YCbCr, and "decoder error -2" of WebP."""

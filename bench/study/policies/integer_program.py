@@ -85,7 +85,7 @@ class IntegerProgram:
             constraints=constraints or None,
             options={"mip_rel_gap": 0.0},
         )
-        if found.status == _INFEASIBLE:
+        if found.status == _INFEASIBLE and "Model error" not in found.message:  # HiGHS refused it
             return None
         if found.x is None:
             raise UnavailableError(f"the integer programme was not solved: {found.message}")

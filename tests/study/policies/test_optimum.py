@@ -148,6 +148,13 @@ def test_where_there_is_no_room_for_the_load_as_much_as_fits_is_loaded():
         program.observe(LoadObservation(1.0, 50.0, {}, {"cores": -1.0}))
 
 
+def test_programme_that_highs_refuses_is_not_called_one_without_a_solution():
+    """SciPy 1.17.1 returns the status of an infeasible one for a coefficient of 1e15, which HiGHS does not take."""
+    program = IntegerProgram([InstanceCosts("a", "n", 1.0, 10.0, 20.0, 1.0, {"bytes": 1e15})], NO_SLACK)
+    with pytest.raises(UnavailableError, match=r"was not solved: .*Model error"):
+        program.observe(LoadObservation(5.0, 50.0, available={"bytes": 4e15}))
+
+
 def test_without_scipy_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "scipy.optimize", None)
     with pytest.raises(MissingExtraError, match=r"pip install .*\[learn\]"):

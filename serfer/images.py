@@ -36,7 +36,7 @@ _STRIP = 1 << 20  # pixels of 16 or 32 bits that are reduced to 8 at a time
 _PHOTOMETRIC, _BITS, _BANDS, _COMPRESSION, _PLANES, _KIND = 262, 258, 277, 259, 284, 339  # tags of TIFF
 _KINDS = {1: "uint", 2: "int", 3: "float"}
 _STORED = ("uint12", "uint16", "int8", "int16", "float32")  # samples of grey that Pillow gives as a TIFF has them
-_COLOURS, _SUBSAMPLING, _APART, _YCBCR = 320, 530, 2, 6  # tags; planes that are stored apart; an interpretation
+_COLOURS, _SUBSAMPLING, _APART, _WEBP = 320, 530, 2, 50_001  # tags; planes stored apart; a compression
 _BYTE = 255
 _PNG = b"\x89PNG\r\n\x1a\n"
 _HEIF = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1", b"avif", b"avis")  # brands
@@ -301,15 +301,15 @@ def _tiff_samples(image: TiffImagePlugin.TiffImageFile, name: str) -> Samples | 
     """Pillow 13 swaps signed and float samples that libtiff has swapped already, and takes most planes for uint8."""
     tags = image.tag_v2
     kind, inverted, planes = _kind(tags), tags.get(_PHOTOMETRIC, 0) == 0, tags.get(_PLANES) == _APART
-    halved = tags.get(_PHOTOMETRIC) == _YCBCR and tags.get(_SUBSAMPLING) != (1, 1)
+    webp, subsampled = tags.get(_COMPRESSION) == _WEBP, tags.get(_SUBSAMPLING) != (1, 1)
     for number, tile in enumerate(image.tile):
         arguments: Any = tile.args
         mode, *rest = arguments
-        if tile.codec_name == "libtiff" and "webp" not in rest:  # which Pillow's libtiff does not decode
+        if tile.codec_name == "libtiff" and not webp:  # which Pillow's libtiff does not decode
             mode = _RAW.get(mode, mode)
         elif planes and kind == "uint16" and image.mode == "RGB":
             mode = f"{mode};16{'B' if tags.prefix == TiffImagePlugin.MM else 'L'}"
-        elif halved or "webp" in rest or (planes and (kind != "uint8" or inverted)):
+        elif webp or (image.mode == "YCbCr" and subsampled) or (planes and (kind != "uint8" or inverted)):
             raise _unread_kind(name, tags)
         image.tile[number] = tile._replace(args=(mode, *rest))
     colours = tags.get(_COLOURS, (_BYTE + 1,))

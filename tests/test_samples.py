@@ -129,7 +129,7 @@ def test_grey_in_cielab_is_grey_in_pictures_and_refused_for_maps(tmp_path):
 
 
 def test_cmyk_jpeg_is_one_picture_with_and_without_adobes_marker():
-    """Pillow 13.0.0, OpenCV 5.0.0, imagecodecs 2026.3.6, libvips 8.18.7 and GDAL 3.10.3 take its inks for inverted ones."""
+    """Pillow 13.0.0, OpenCV 5.0.0, libvips 8.18.7 and GDAL 3.10.3 take its inks for inverted ones."""
     Image.new("CMYK", (16, 16), (0, 128, 255, 0)).save(file := io.BytesIO(), "JPEG", quality=100)
     data = file.getvalue()
     at = data.index(b"\xff\xee")

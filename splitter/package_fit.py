@@ -95,8 +95,6 @@ def fit(
 
 @dataclass(frozen=True)
 class _Fitted:
-    """A network whose parts fit their functions: its cuts, the search over them, and what was changed for it."""
-
     graph: Graph
     cuts: Sequence[Cut]
     search: Search
@@ -106,8 +104,6 @@ class _Fitted:
 
 @dataclass(frozen=True)
 class _Chosen:
-    """The chain that was chosen of a search, as stages and gangs, and the weights that it stores in fp16."""
-
     chain: Chain
     choices: Sequence[Choice]
     gangs: tuple[range, ...]

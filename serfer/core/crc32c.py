@@ -30,7 +30,6 @@ def crc32c_with_zeros(crc: int, size: int) -> int:
 
 
 def _product(first: int, second: int) -> int:
-    """Multiply two polynomials over GF(2), modulo the polynomial of the code."""
     product = 0
     for bit in range(31, -1, -1):
         if first >> bit & 1:
@@ -41,7 +40,6 @@ def _product(first: int, second: int) -> int:
 
 @lru_cache(64)
 def _power(size: int) -> int:
-    """Return x^(8 size), by which a register is multiplied as it takes so many zeros."""
     power, square = 1 << 31, _X8
     while size:
         if size & 1:

@@ -137,7 +137,6 @@ class RequestReader:
         return data
 
     def _read_chunks(self) -> bytes:
-        """Return what there is of chunks; a line is read with the end of the chunk before it."""
         data, at, pieces = self.unread, 0, list[bytes]()
         while True:
             if self._left:
@@ -168,7 +167,6 @@ class RequestReader:
             self.unread, self.whole = self.unread[end:], True
 
     def _end_of_lines(self, start: int) -> int:
-        """Return where the blank line ends that comes after lines, 0 where it has not arrived."""
         at = self.unread.find(_BLANK_LINE, max(start, self._searched - 3))
         end = 0 if at < 0 else at + 4
         if (end or len(self.unread)) - start > self._most_head:

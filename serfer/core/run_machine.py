@@ -644,7 +644,6 @@ class Run:
         return [self._again(stage, number, now)]
 
     def _look_for_lateness(self, stage: int, late_after: float | None, now: float) -> list[Action]:
-        """Set the time at which a task may be late next; where that time has come for a gang, probe it."""
         times = [tile.late_at(late_after) for tile in self.stages[stage].tiles]
         later = min((time for time in times if time > now), default=math.inf)
         if not (late_after and self.stages[stage].gang_stop and min(times) <= now):
@@ -655,7 +654,6 @@ class Run:
         return [Probe(stage)] if due else []
 
     def _next_time(self) -> float:
-        """Return when there is something to do if no event comes: a timer that fired too early is set again."""
         due = (tile.due for tile in self.stages[-1].tiles if tile.state is TileState.WAITING)
         return min([self._deadline, self._late_at, *due])
 

@@ -24,8 +24,8 @@ from serfer.core.errors import PlanError
 from serfer.core.exactness import TOLERANCE, runtime_noise
 from serfer.core.geometry import Rect, Span
 from serfer.core.plan import Plan
-from serfer.core.plan.crops import CropAxis
-from serfer.core.plan.windows import AxisWindows, ImageWindows, Windows
+from serfer.core.plan.crops import compared_part, places_of
+from serfer.core.plan.windows import ImageWindows, Windows
 from serfer.mapping.boxes import BoxFile
 from serfer.mapping.job import Job
 from serfer.mapping.report import MapComparison
@@ -40,14 +40,13 @@ _NO_CROPS = (
     "its plan has no network for parts of an image: it was made by an earlier version, or what a pixel becomes depends "
     "on where in the image it is, or on the image's size (serfer map-plan says of which operator)"
 )
+_NO_PIXELS = "no part has a pixel with data, which depends on nothing beyond that part"
 _Array = NDArray[Any]
 Whole = Callable[..., Sequence[_Array]]
 """The network on a part of an image (1, C, H, W) float32, with statistics (S,) float32: its outputs, and scores.
 
 With `optimized=False` other kernels of ONNX Runtime compute it, which round otherwise.
 """
-ROUNDS = 2
-_SEED = 0
 
 
 class NotComparedError(PlanError):
@@ -118,9 +117,11 @@ def compare(
         if time.monotonic() - started > MOST_S:
             break
     worst = max(outputs, key=lambda output: (output.wrong, output.error))
+    if not (pixels := sum(output.pixels for output in outputs)):
+        return MapComparison(skipped=_NO_PIXELS)
     return MapComparison(
         parts=done,
-        pixels=sum(output.pixels for output in outputs),
+        pixels=pixels,
         error=max((output.error for output in outputs if output.of_floats), default=None),
         other_classes=sum(output.other_classes for output in outputs),
         seconds=time.monotonic() - started,
@@ -245,26 +246,22 @@ class _Output:
     def add(self, part: _Part, unit: int) -> None:
         place, values = part.place, part.values
         own = values[self.number]
-        rows, cols = CropAxis.of(self.windows.rows, unit), CropAxis.of(self.windows.cols, unit)
-        high, wide = own.shape[1:]
-        told = Rect(rows.compared(place.rows, high), cols.compared(place.cols, wide))
+        told, inside = compared_part(self.windows, place, own.shape[1:], unit)
         if not told.area:
             return
-        made = Rect(rows.made(place.rows, high), cols.made(place.cols, wide))
-        inside = told.within(made).slices
         first = self.kept.values(0, told)
         there = ~self.kept.missing(first)
         self.pixels += int(there.sum())
         if self.of_floats:
             for channel in range(self.kept.channels):
                 kept = first if channel == 0 else self.kept.values(channel, told)
-                self._add_values(kept, own[channel][inside], there, told)
+                self._add_values(kept, own[channel][inside.slices], there, told)
             if self.wrong or (self.largest and not _range(*self._ends)):
                 self.noise = max(self.noise, part.noise(self.number))
         elif self.scores is not None and self.scores < len(values):
-            self._add_classes(first, own[0][inside], values[self.scores][:, *inside], there, told, part)
+            self._add_classes(first, own[0][inside.slices], values[self.scores][:, *inside.slices], there, told, part)
         else:
-            other = there & (first != np.rint(own[0][inside]))
+            other = there & (first != np.rint(own[0][inside.slices]))
             if (share := (int(other.sum()) - 1) / other.size) > TOLERANCE and share > part.noise(self.number, int):
                 self._count(other, told)
 
@@ -311,59 +308,3 @@ class _Output:
 
 def _range(low: float, high: float) -> float:
     return high - low if low <= high else 1.0
-
-
-@dataclass(frozen=True)
-class _Axis:
-    """The windows along an axis, the pixels of a part, and the `unit` pixels of which parts start at multiples."""
-
-    windows: AxisWindows
-    length: int
-    unit: int
-
-    @property
-    def ends(self) -> list[int]:
-        """Where parts start that end with the image; the last one ends with it only if it starts at a unit."""
-        last = self.windows.size - self.length
-        return [0] if last == 0 or last % self.unit else [0, last]
-
-    def anywhere(self, random: np.random.Generator) -> int:
-        return self._within(int(random.integers(0, self.windows.size)))
-
-    def meeting(self, random: np.random.Generator) -> int:
-        """Return where a part starts in whose middle one window ends and another one begins, if there are two."""
-        starts = [window.written.start for window in self.windows.windows[1:]]
-        if not starts:
-            return self.anywhere(random)
-        return self._within(round(int(random.choice(starts)) * self.windows.step - self.length / 2))
-
-    def _within(self, start: int) -> int:
-        last = self.windows.size - self.length
-        return max(0, min(start, last)) // self.unit * self.unit
-
-    def span(self, start: int) -> Span:
-        return Span(start, start + self.length)
-
-
-def places_of(windows: ImageWindows, size: tuple[int, int], unit: int) -> Sequence[Rect]:
-    """Return parts of a `size` of an image with such windows, the same whenever it is mapped.
-
-    There are 4 at the image's corners, as far as these can be told, and ROUNDS at each of: a corner of four windows, an
-    end of the image where two windows meet, along rows and along columns, and anywhere. The first few are of all kinds.
-    None where a part is larger than the image.
-    """
-    if size[0] > windows.rows.size or size[1] > windows.cols.size:
-        return []
-    rows, cols = (_Axis(axis, side, unit) for axis, side in zip((windows.rows, windows.cols), size, strict=True))
-    random = np.random.default_rng(_SEED)
-    others = []
-    for _ in range(ROUNDS):
-        others += [
-            (rows.meeting(random), cols.meeting(random)),
-            (rows.anywhere(random), cols.anywhere(random)),
-            (int(random.choice(rows.ends)), cols.meeting(random)),
-            (rows.meeting(random), int(random.choice(cols.ends))),
-        ]
-    first, *corners, last = [(row, col) for row in rows.ends for col in cols.ends] * 2
-    found = dict.fromkeys([first, others[0], last, *others, *corners])
-    return [Rect(rows.span(row), cols.span(col)) for row, col in found]

@@ -120,8 +120,6 @@ def _steps(count: int, cost: int, seed: int) -> Iterator[_Step]:
 
 
 class _Network:
-    """Trunk, pooling, scaling and one layer, with their optimiser."""
-
     def __init__(self, trunk: Trainable, start: Linear, scaling: Scaling, rate: float, most: int) -> None:
         self.trunk = trunk
         self._most = most  # images whose activations fit into memory together

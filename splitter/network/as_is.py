@@ -273,8 +273,6 @@ def _inside_tensor(tensor: TensorProto) -> TensorProto:
 
 
 class _Glue:
-    """Writes what leads from the tensors of one image to those of a batch of one, and back."""
-
     def __init__(self, opset: int, inferred: Mapping[str, tuple[int, ...]]) -> None:
         self._as_input = opset >= _AXES_AS_INPUT
         self._inferred = inferred

@@ -85,8 +85,6 @@ def with_as_is_tail(
 
 @dataclass(frozen=True)
 class _Parts:
-    """A model in two: `before` computes what `nodes`, which run as they are, `read`."""
-
     whole: ExternalWeightsModel
     before: ExternalWeightsModel
     nodes: tuple[onnx.NodeProto, ...]

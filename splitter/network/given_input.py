@@ -234,8 +234,6 @@ class _Several:
 
 
 class _Rewrite:
-    """A copy of a model whose input changes step by step; the tensor that operators read keeps its name."""
-
     def __init__(self, model: ExternalWeightsModel) -> None:
         self.model = model.copied()
         self.graph = self.model.proto.graph

@@ -61,8 +61,6 @@ def plan_sizes(run: Run, image: _Image, sizes: InputSizes, results: Sequence[Res
 
 
 class _Shapes:
-    """The shapes of a network's outputs for images of sizes; each size is run once."""
-
     def __init__(self, run: Run, image: _Image, results: Sequence[Result]) -> None:
         self._run, self._image, self.results = run, image, results
         self._known: dict[Size, list[tuple[int, ...]]] = {}

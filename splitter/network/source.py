@@ -339,7 +339,6 @@ def _key(part: Any) -> str:  # noqa: ANN401 - torch's keys of dictionaries, sequ
 
 
 def _export(module: torch.nn.Module, example: torch.Tensor) -> ExternalWeightsModel:
-    """Export a module in evaluation mode for one image; uneven adaptive pooling becomes two matrix products."""
     try:
         with _inductor_cache(), _quiet():
             return _as_onnx_by_parts(module, example)

@@ -35,8 +35,6 @@ _Shape = tuple[int | None, ...]
 
 @dataclass(frozen=True)
 class _Inferred:
-    """Shapes that ONNX infers of a model with a static input, None for an unknown size; and constants."""
-
     shapes: Mapping[str, _Shape]
     makers: Mapping[str, onnx.NodeProto]
     constants: Mapping[str, NDArray[Any]]

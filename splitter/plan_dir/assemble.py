@@ -66,8 +66,6 @@ _NO_PADDING = Padding(0, 0, 0, 0)
 
 @dataclass(frozen=True)
 class _TilePart:
-    """A tile without its layout: the regions that it reads and computes, and its graph."""
-
     inputs: tuple[Rect, ...]
     padding: tuple[Padding, ...]
     outputs: tuple[Rect, ...]
@@ -78,8 +76,6 @@ class _TilePart:
 
 @dataclass(frozen=True)
 class _StagePart:
-    """A stage without its layout: the tensors that it reads and passes on, and its tiles."""
-
     graph: Graph
     choice: Choice
     inputs: tuple[str, ...]

@@ -159,7 +159,6 @@ def _run_parts(plan: Plan, directory: Path, batch: Array) -> Answer:
 
 
 def _check_reading(runner: Callable[..., Run], graph: Graph, source: Source, expected: Answer, batch: Array) -> None:
-    """Raise ModelError where the network as it was read, which is not split, differs from the model itself."""
     run, rounding = runner(), graph.rounding
     answer = run(batch)
     deviation = difference(answer, expected)
@@ -186,7 +185,6 @@ def _check_reading(runner: Callable[..., Run], graph: Graph, source: Source, exp
 
 
 def _agrees(deviation: Difference, rounding: float) -> bool:
-    """Return whether a network is the model: exactly, or for a model that rounds, within the bound of rounding."""
     return deviation.error <= rounding if rounding else deviation.exact
 
 

@@ -132,8 +132,6 @@ def tile_graph(
 
 
 class _Views:
-    """Parts of tensors in a tile's graph: the computed region of a tensor, cropped where a reader needs less of it."""
-
     def __init__(self, graph: Graph, regions: Regions, builder: OnnxBuilder) -> None:
         self.graph, self.regions, self.builder = graph, regions, builder
         self._names: dict[tuple[str, Rect], str] = {}

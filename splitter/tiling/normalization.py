@@ -94,8 +94,6 @@ def _per_channel(values: NDArray[np.float32], channels: int) -> NDArray[np.float
 
 
 class _Writer(Rewriter):
-    """Collects the operators of a graph; a normalisation's names begin with its output's."""
-
     def write(self, norm: _Norm) -> None:
         shape, name = self.graph.shapes[norm.source], norm.output
         values = (1, shape[1], 1, 1)

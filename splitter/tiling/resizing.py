@@ -45,7 +45,7 @@ class Resize(Rule):
         graph, node = tile.graph, tile.node
         is_cubic = node.attributes.get("mode") == b"cubic"
         whole = tile.region == graph.shape(node.output).whole and tile.read.clipped == graph.shape(node.inputs[0]).whole
-        if whole and not is_cubic and is_runtimes(graph, node):
+        if whole and not is_cubic and is_runtimes(graph, node) and not graph.exact_places:
             builder.append(node.kind, tile.inputs, node.output, node.attributes)
         elif is_cubic or not _resize_crop(builder, tile):
             _mix(builder, tile)

@@ -121,7 +121,6 @@ def check_numbers(graphs: SizeGraphs, rules: Sequence[AxisRule]) -> None:
 
 
 def _given_shapes(graphs: SizeGraphs, number: int, end: AxisEnd, unit: int) -> _Pair:
-    """Return the shapes of all tensors at two lengths of a side, which were read before."""
     network = graphs.network
     other, large = network.base + network.past, graphs.axes[number][end.ending].size
     found = []
@@ -132,7 +131,6 @@ def _given_shapes(graphs: SizeGraphs, number: int, end: AxisEnd, unit: int) -> _
 
 
 def _extents(lengths: NDArray[np.int64], pair: _Pair, firsts: tuple[_Pair, _Pair], name: str) -> list[Number]:
-    """Return a tensor's sizes at the lengths, of which each unit of the image adds as many."""
     read = [shapes.get(name, ()) for several in (pair, *firsts) for _, shapes in several]
     if len({len(sizes) for sizes in read}) > 1 or min(min(sizes, default=-1) for sizes in read) < 0:
         return [Number(lengths, BOTH)] * MAP_RANK  # unknown
@@ -188,7 +186,6 @@ def following(graphs: SizeGraphs, sides: Sequence[tuple[RuledAxis, RuledAxis]]) 
 
 
 def _check_residue(graphs: SizeGraphs, sides: tuple[RuledAxis, RuledAxis], number: int, place: int) -> None:
-    """Compare the windows of the smallest image of a residue and of a large one with tiles."""
     rows, cols = (side.rule.ends[place if axis == number else 0] for axis, side in enumerate(sides))
     for size in (
         (rows.least, cols.least),

@@ -206,7 +206,6 @@ def _networks(network: Network, wanted: AnySize) -> tuple[AnySizeNetwork, ...]:
 
 
 def _find_size_taken(network: Network, wanted: AnySize) -> tuple[int, Graph]:
-    """Return by how many pixels a square image is larger than the base size which the network takes, and its graph."""
     base, first = base_size(wanted), None
     for past in range(0, _MOST_PAST * wanted.multiple, wanted.multiple):
         try:

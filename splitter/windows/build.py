@@ -112,7 +112,7 @@ def build_map_plan(
         cut, choice = made.any_size(sizes, wanted)
     else:
         cut, choice = made.exact(wanted)
-    crop, why_none = crop_of(network, cut.windows, example.shape[1])
+    crop, why_none = crop_of(network, cut.windows)
     if why_none:
         made.notes.append(f"maps by this plan are not compared with the network: {why_none}")
     shape = crop.shape(crop.input) if crop else None
@@ -127,8 +127,6 @@ def build_map_plan(
 
 @dataclass(frozen=True)
 class _WindowPlanner:
-    """A network whose windows are cut and checked, and an `example` image of a `small` size."""
-
     network: Network
     sizes: Sequence[tuple[int, int]]
     small: tuple[int, int]
@@ -206,7 +204,6 @@ def _small(size: tuple[int, int]) -> tuple[int, int]:
 
 
 def _check_reading(network: Network, graph: Graph, example: Array) -> Answer:
-    """Return the model's own answer; raises ModelError where the network as it was read gives another one."""
     expected = network.source.run(example)
     check_finite(expected, "the model's own answer to a random image")
     if not _same(graph, example, whole_runner(graph)(example), expected):
@@ -298,6 +295,5 @@ def _compare(
 
 
 def _same(graph: Graph, image: Array, got: Answer, expected: Answer) -> bool:
-    """Return whether an answer is the model's, or differs by what rounding makes of it."""
     runner = partial(whole_runner, graph)
     return difference(got, expected).exact or difference(got, expected, noise_of(runner, graph, image)).exact

@@ -101,8 +101,6 @@ def _with_sums(graph: Graph) -> Graph:
 
 @dataclass(frozen=True)
 class _Reduced:
-    """A reduction over the rows and columns of a map `source`, and over `others` of its axes."""
-
     kind: str
     source: str
     others: tuple[int, ...]
@@ -136,8 +134,6 @@ def _axes(graph: Graph, node: Node) -> Iterable[int] | None:
 
 
 class _Cut:
-    """Writes the operators of a graph one by one, reductions over the whole image as statistics."""
-
     def __init__(self, graph: Graph, other: Graph | None) -> None:
         self._graph, self._other, self._to = graph, other, Rewriter(graph)
         self._made = {node.output: node for node in graph.nodes}

@@ -109,8 +109,6 @@ _Structure = tuple[tuple[str, str, str], ...]
 
 @dataclass(frozen=True)
 class _Image:
-    """The network at an image's size, its strides along rows and columns, and the windows along both."""
-
     graph: Graph
     known: tuple[Strides, Strides]
     rows: AxisSpans

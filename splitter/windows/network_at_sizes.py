@@ -160,7 +160,6 @@ def _with_branches(model: ExternalWeightsModel, size: _Size) -> tuple[ExternalWe
 
 
 def _conditions(model: ExternalWeightsModel, size: _Size) -> dict[str, bool]:
-    """Return what the conditions outside of other branches are for images of a size, where that follows from it."""
     names = {f"{node.input[0]}.asked": node.input[0] for node in model.proto.graph.node if node.op_type == _IF}
     if not names:
         return {}

@@ -117,7 +117,6 @@ class PassTile:
         return OwnedElements.of(builder, graph, part, len(graph.shapes[source]), axes, self.parts[source], units)
 
     def _with_partial_result(self, tile: TileGraph) -> TileGraph:
-        """Return a graph with the parts that a window owns, and what is made of them as its output in their place."""
         graph, builder = self.graph, OnnxBuilder(self.graph)
         builder.append("Shape", [_part(0)], _BATCH, {"start": 0, "end": 1})
         found = list[str]()

@@ -74,7 +74,6 @@ def with_ruled_passes(parts: Sequence[AnySizeNetwork], cut: WindowTiles, choice:
 
 
 def _of_common_sizes(parts: Sequence[WindowTiles]) -> tuple[WindowTiles, list[WindowTiles]]:
-    """Return a map and its passes for the sizes that all of them take, explained by an image of one size."""
     given = [pass_part.windows for pass_part in parts]
     rules = with_common_sizes([windows.rules for windows in given if windows.rules])
     smallest = rules[0].sides[-1]

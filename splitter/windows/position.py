@@ -95,7 +95,6 @@ def placed(windows: AxisWindows, place: Place | None, step: Fraction) -> AxisWin
 
 
 def _reads_its_place(windows: AxisWindows, step: Fraction) -> bool:
-    """Whether each window reads what its part of the result covers, where that lies at the image's start."""
     near = max(step, Fraction(1))
     return all(
         window.read.start < window.written.start * step + near

@@ -78,7 +78,6 @@ def _growth(graph: Graph, other: Graph, tensor: str) -> Growth | None:
 
 
 def _may_drift(graph: Graph, node: Node) -> bool:
-    """Return whether a Resize is linear, and not by whole factors alone."""
     if node.kind != "Resize" or node.attributes.get("mode") != _LINEAR or not is_separable(graph, node):
         return False
     pairs = [(extent(graph, node.output, axis), extent(graph, node.inputs[0], axis)) for axis in NCHW]

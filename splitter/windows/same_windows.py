@@ -105,12 +105,12 @@ def weights_by_size(graphs: Iterable[Graph]) -> frozenset[str]:
     for graph in graphs:
         for name, value in graph.weights.items():
             first = known.setdefault(name, value)
-            if not _same_memory(value, first) and not np.array_equal(value, first):
+            if not same_memory(value, first) and not np.array_equal(value, first):
                 differing.update((name, f"{name}.inner"))  # as emit.py may call it
     return frozenset(differing)
 
 
-def _same_memory(one: NDArray[Any], other: NDArray[Any]) -> bool:
+def same_memory(one: NDArray[Any], other: NDArray[Any]) -> bool:
     return one.shape == other.shape and one.__array_interface__ == other.__array_interface__
 
 

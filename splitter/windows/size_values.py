@@ -87,7 +87,6 @@ def _constant(value: Array) -> Array:
 
 
 def _computed(node: onnx.NodeProto, read: list[Array]) -> list[Array]:
-    """Return what an operator makes of numbers alone; nothing of large constants, or without a rule."""
     marked = [any(number.marks for number in array.flat) for array in read]
     values = [np.array([number.values[0] for number in array.flat]).reshape(array.shape) for array in read]
     if not any(marked):

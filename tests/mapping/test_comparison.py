@@ -2,21 +2,22 @@
 
 from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import helper
+from onnx import TensorProto, helper
 
 import serfer as package
+from serfer.core.exactness import TOLERANCE, relative_error
 from serfer.core.geometry import Span
 from serfer.core.plan import sealed
-from serfer.core.plan.crops import CropAxis
+from serfer.core.plan.crops import compared_span, places_of
 from serfer.core.plan.windows import ImageWindows
 from serfer.mapping import image_job
-from serfer.mapping.comparison import places_of
 from serfer.mapping.output import ResultForm
 from serfer.mapping.passes import ImagePasses
 from serfer.plan_directory import file_sha256, load_plan, write_plan
@@ -174,6 +175,8 @@ def test_pixels_without_data_are_left_out(map_image, plan, tmp_path):
     assert found["error"] < 1e-6
     everything = map_image(image, plan, tmp_path / "out.tif", "--no-data", "none", "--overwrite")["compared"]
     assert 0 < found["pixels"] < everything["pixels"]
+    nothing = write(tmp_path / "nothing.tif", np.zeros_like(values), nodata=0)
+    assert "no part has a pixel" in map_image(nothing, plan, tmp_path / "nothing.npy")["compared"]["skipped"]
 
 
 def test_each_output_is_compared_at_its_own_stride(map_of, two_maps, altered):
@@ -265,6 +268,84 @@ def test_parts_go_the_way_of_the_image_where_a_file_branches_by_its_size(map_of,
     assert_equal(read(tmp_path / "result.tif"), run(path, image[None])[0])
 
 
+def chosen(graph, values):
+    many = graph.op("Greater", graph.op("ReduceProd", graph.op("Shape", "image", start=2), keepdims=0), MANY - 1)
+    return graph.op("Where", many, graph.op("Relu", values), graph.op("Neg", values))
+
+
+def scaled(graph, values):
+    return graph.op("Div", values, graph.op("Cast", graph.op("Shape", "image", start=2, end=3), to=TensorProto.FLOAT))
+
+
+def mean_by_hand(graph, values):
+    count = graph.op("Cast", graph.op("ReduceProd", graph.op("Shape", values, start=2), keepdims=0), to=1)
+    return graph.op("Sub", values, graph.op("Div", graph.op("ReduceSum", values, [2, 3]), count))
+
+
+def resized(scale, **attributes):
+    def resize(graph, values):
+        return graph.op("Resize", values, "", np.float32([1, 1, scale, scale]), **attributes)
+
+    return resize
+
+
+def shifted(graph, values):
+    size = graph.op("Shape", "image", start=2, end=3)
+    start = graph.op("Mod", graph.op("Div", size, [200]), [5])
+    return graph.op("Slice", values, start, graph.op("Add", start, graph.op("Sub", size, [4])), [2])
+
+
+def with_dead_line(graph, values):
+    numbers = graph.op("Range", 0, graph.op("Squeeze", graph.op("Shape", values, start=3)), 1)
+    return graph.op("Gather", values, graph.op("Where", graph.op("Equal", numbers, 170), 169, numbers), axis=3)
+
+
+def one_behind_another(graph, values):
+    down, up = (resized(scale, mode="linear", antialias=0) for scale in (0.75, 4 / 3))
+    return up(graph, chosen(graph, scaled(graph, down(graph, values))))
+
+
+LARGE = (560, 640)
+FLOOR = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+
+
+@pytest.mark.exact
+@pytest.mark.parametrize(
+    ("build", "window"),
+    [
+        *((build, 128) for build in (chosen, scaled, mean_by_hand, one_behind_another)),
+        (resized(0.7, mode="linear"), 140),
+        (resized(1.3, mode="linear", coordinate_transformation_mode="asymmetric"), 260),
+        (resized(0.6, mode="cubic"), 120),
+        (resized(0.7, **FLOOR), 140),
+    ],
+)
+def test_parts_are_computed_with_the_numbers_that_the_image_s_size_makes(serfer, tmp_path, weights, build, window):
+    path, image = sized(tmp_path, weights, build), pixels(*LARGE, dtype="float32")
+    package.map_plan(path, [LARGE], tmp_path / "plan", window=window, statistics="exact")
+    command = map_command(write(tmp_path / "image.tif", image), tmp_path / "plan", tmp_path / "result.tif", "--json")
+    found = compared(serfer(*command))
+    assert found["parts"] >= 4
+    assert found["error"] < 3e-6
+    assert relative_error(read(tmp_path / "result.tif"), run(path, image[None])[0]) < TOLERANCE
+
+
+@pytest.mark.exact
+@pytest.mark.parametrize(("build", "kind"), [(shifted, "Slice"), (with_dead_line, "Gather")])
+def test_an_operator_that_does_something_else_on_a_part_is_named(map_of, tmp_path, weights, build, kind):
+    with pytest.warns(package.PlanWarning, match=rf"not compared with the network: what '.*' \({kind}\) computes of a"):
+        package.map_plan(sized(tmp_path, weights, build), [SIZE], tmp_path / "plan", window=70)
+    assert compared(map_of(tmp_path / "plan"))["skipped"]
+
+
+def sized(folder, weights, build):
+    """Write a network of two convolutions and what is built between them."""
+    graph = Graph()
+    values = build(graph, graph.op("Conv", "image", graph.constant(weights), pads=[1] * 4))
+    graph.op("Conv", values, graph.normal(2, 4, 3, 3), output="map")
+    return graph.save(folder / "sized.onnx", {"map": 2})
+
+
 def test_images_that_go_several_ways_are_mapped_and_the_plan_says_that_they_are_not_compared(map_of, tmp_path, weights):
     path = branching(tmp_path, weights, {"Greater": 48_000})
     words = "210 x 240 and 96 x 240 pixels go other ways through the network: make a plan for each, --size HEIGHTxWIDTH"
@@ -335,7 +416,8 @@ def test_what_a_part_tells_depends_on_none_of_its_own_ends(unit, before, behind,
     """Each pixel of the result lies on one of the image, and reads those around the unit that it is in."""
     begin, size = start * unit, start * unit + length + rest
     crop = Span(begin, begin + length)
-    told = CropAxis(size, size, 1.0, unit, (before, behind)).compared(crop, length)
+    axis = SimpleNamespace(size=size, result=size, step=1.0, reach=(before, behind))
+    told, _ = compared_span(axis, crop, length, unit)
     for pixel in range(told.start, told.stop):
         first = pixel // unit * unit - before
         last = (pixel // unit + 1) * unit + behind

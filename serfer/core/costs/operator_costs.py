@@ -110,7 +110,6 @@ def _without(several: Counts, names: frozenset[str]) -> Counts:
 
 
 def _count_memory(work: Work) -> Counts:
-    """Memory in and out, near and far: what does not fit in the second-level cache costs more."""
     return {"operator": 1, "read": work.read, "written": work.written, "far": max(0, work.written - _NEAR)}
 
 

@@ -36,8 +36,6 @@ class _GangFigures:
 
 @dataclass(frozen=True, slots=True)
 class _StageFigures:
-    """Predictions of a stage, and for each of its tiles the serial and the parallel milliseconds."""
-
     predicted_ms: _Figure
     predicted_usd: _Figure
     tiles: tuple[tuple[_Figure, _Figure], ...]

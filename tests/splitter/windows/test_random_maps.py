@@ -53,6 +53,11 @@ def by_windows(directory, batch):
 
 
 def all_by_windows(directory, batch):
+    return maps_and_statistics(directory, batch)[0]
+
+
+def maps_and_statistics(directory, batch, given=None):
+    """Return the maps of all outputs, and the statistics of the image: those `given`, or what passes make of it."""
     plan, sessions = load_plan(directory), {}
     statistics = np.zeros((1, plan.windows.statistics), np.float32)
     kept = {IMAGE_READ: batch[0]}
@@ -82,6 +87,7 @@ def all_by_windows(directory, batch):
                 kept[place][:, *rect.slices] = part
         values, start = total.values(), one.maps[0].start
         statistics[0, start : start + values.size] = values
+    statistics = statistics if given is None else given[None]
     views = [windows.of_output(number) for number in range(len(plan.output_tensors))]
     results = [None] * len(views)
     for number, window in enumerate(windows):
@@ -91,7 +97,7 @@ def all_by_windows(directory, batch):
             if results[place] is None:
                 results[place] = np.full((*values.shape[:-2], view.height, view.width), np.nan, values.dtype)
             results[place][..., *part.written.slices] = values[..., *part.kept]
-    return results
+    return results, statistics[0]
 
 
 def empty_maps(one, windows, numbers):

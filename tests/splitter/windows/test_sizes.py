@@ -127,6 +127,7 @@ def test_a_size_that_is_refused_alone_is_refused_beside_others_by_its_numbers(si
         (fitted, [(160, 168), (157, 164)], 32, None),
     ],
 )
+@pytest.mark.filterwarnings("ignore:maps by this plan are not compared")
 def test_sizes_share_kinds_of_windows_where_their_graphs_are_equal(make, sizes, window, kinds, tmp_path):
     net = make()
     plan = planned(net, sizes, tmp_path, window=window)
@@ -134,6 +135,7 @@ def test_sizes_share_kinds_of_windows_where_their_graphs_are_equal(make, sizes, 
     check(net, tmp_path)
 
 
+@pytest.mark.filterwarnings("ignore:maps by this plan are not compared")
 @pytest.mark.parametrize("lines", [(997,), (70, 300), (1, 64, 65, 700)])
 def test_a_window_in_which_a_selection_has_an_exception_is_of_a_kind_of_its_own(lines, tmp_path):
     net = dead_lines(*lines)

@@ -99,7 +99,6 @@ class FrameDecoder:
 
     @cached_property
     def _order(self) -> list[tuple[int, int, bool]]:
-        """Of each stride: its number in the detector's order, boxes of a cell, whether slots or cells come first."""
         order = []
         for number in range(len(self.strides)):
             own = np.flatnonzero(self.places[:, 0] == number)

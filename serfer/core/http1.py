@@ -58,7 +58,6 @@ class Head:
         self.expects = b"expect" in self.sent and not self.is_1_0 and bool(_CONTINUE.search(self.sent[b"expect"]))
 
     def _take_host(self) -> None:
-        """Make the target a path; the host in a URL is the one meant, whatever Host says (section 3.2.2)."""
         url = _URL.fullmatch(self.target)
         if url is None:
             raise Refusal("the target is neither a path nor a URL")

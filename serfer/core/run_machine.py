@@ -577,7 +577,6 @@ class Run:
         return [] if all_ended else [Abort(stage)]
 
     def _disband(self, stage: int, failure: Failure, now: float) -> list[Action]:
-        """Abort the gang that begins with a stage, and run its stages one by one, after a while if there is no room."""
         current = self.stages[stage]
         drops = [
             Drop(stage, number, attempt.number) for number, tile in enumerate(current.tiles) for attempt in tile.open
@@ -593,7 +592,6 @@ class Run:
         return [*drops, *self._end_gang(stage, GangChange.BROKE), WakeAt(due)]
 
     def _hedge_those_behind(self, stage: int, stages: Sequence[int], now: float) -> list[Action]:
-        """Duplicate the members of a gang that are behind, if those are fewer; those that have answered are not."""
         if stage != len(self.stages) - 1 or not self.stages[stage].gang_stop or not self._hedging:
             return []
         tiles = self.stages[stage].tiles

@@ -525,7 +525,6 @@ def price_plan(plan: Plan, platform: Platform, memory_mb: int | None = None) -> 
 
 
 def _add_starts(stage: StagePrice, start: ColdStart, waited_s: float, platform: Platform, *, first: bool) -> StagePrice:
-    """Add to a step's warm price what the share of queries that find nothing warm waits and pays for its starts."""
     share = platform.cold_share
     return replace(
         stage,

@@ -66,7 +66,6 @@ def places_of(windows: ImageWindows, size: tuple[int, int], unit: int) -> Sequen
 
 
 def _starts(axis: AxisWindows, length: int, unit: int, random: np.random.Generator) -> tuple[list[int], _Starts]:
-    """Return where parts start that end with the image, and, by rows: meet two windows, anywhere, meet two, an end."""
     last = axis.size - length
     ends = [0] if last == 0 or last % unit else [0, last]
     anywhere = random.integers(0, axis.size, _ROUNDS)

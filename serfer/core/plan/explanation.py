@@ -43,8 +43,6 @@ class _StageFigures:
 
 @dataclass(frozen=True, slots=True)
 class _Explanation:
-    """The fields of `Plan` that its digest does not cover; `plan` is that digest."""
-
     plan: str
     store: str
     why: str

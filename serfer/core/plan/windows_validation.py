@@ -99,7 +99,6 @@ def _takes(rules: SizeRules | None) -> list[tuple[int, set[object]]]:
 
 
 def _check_kept(windows: Windows) -> None:
-    """Plans for images of any size keep none, nor do windows that are told where they are."""
     if (windows.rules is not None or windows.positioned) and (windows.kept or windows.reads):
         raise PlanError("plan.json keeps maps for windows that read the image")
     if any(kept.channels < 1 for kept in windows.kept):
@@ -187,7 +186,6 @@ def _check_partial(
 
 
 def _examples(rule: AxisRule, outputs: int) -> Iterator[AxisWindows]:
-    """Yield axes of so many outputs that show every way of a rule: the shortest of each residue, and longer ones."""
     sound = rule.unit >= 1 and rule.unit_written >= 1 and bool(rule.first) and bool(rule.ends)
     sound = sound and rule.middle.written.size >= 1 and all(end.windows for end in rule.ends)
     sound = sound and all(_are_results(end.others, outputs) for end in rule.ends)

@@ -227,10 +227,10 @@ def _print_cold_starts(plan: Plan, cold: ColdPrice) -> None:
     rows = []
     for step, (start, stage, times) in enumerate(zip(cold.cold_starts, cold.stages, cold.times, strict=True)):
         run = stage.seconds - times.waited
-        parts = start.process, start.fetching, start.sessions, times.ready, times.waited, run, times.ended
+        parts = start.package, start.process, start.fetching, start.sessions, times.ready, times.waited, run, times.ended
         figures = [f"{MS_PER_S * seconds:,.0f}" for seconds in parts]
         rows.append((cold.name(step), plan.stages[cold.numbers[step].start].weights_in, *figures))
-    parts_of_start = "process, imports", "fetch", "sessions", "ready at", "waited for", "run", "ends at"
+    parts_of_start = "package", "process, imports", "fetch", "sessions", "ready at", "waited for", "run", "ends at"
     print_table(["cold start", "weights in", *parts_of_start], rows)
     out.print(
         f"the first answer, where every environment is cold, as predicted: {MS_PER_S * cold.seconds:,.0f} ms (the "

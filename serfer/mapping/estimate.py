@@ -83,10 +83,10 @@ class WindowPrices:
             if self._plan.windows and self._plan.windows.reads_of(tile):  # float32 in place of an image of 8 bits
                 query = replace(query, input=replace(query.input, channels=FLOAT_BYTES * query.input.channels))
             price = price_plan(query, self._platform)
-            cold = price.cold_starts[0].seconds
+            start = price.cold_starts[0]
             memory, facts = self._plan.stages[0].memory_mb, self._facts.functions
-            cold_usd = invocation_usd(memory, cold * MS_PER_S, facts) - facts.price_request
-            self._prices[tile] = WindowPrice(price.stages[0].seconds, price.usd, cold, cold_usd)
+            cold_usd = invocation_usd(memory, start.billed_seconds * MS_PER_S, facts) - facts.price_request
+            self._prices[tile] = WindowPrice(price.stages[0].seconds, price.usd, start.seconds, cold_usd)
         return self._prices[tile]
 
     def _placed(self, query: Plan) -> Plan:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from serfer.core.costs.aws import LambdaFacts
-from serfer.core.costs.cold_starts import cold_seconds
+from serfer.core.costs.cold_starts import cold_start
 from serfer.core.plan import Plan
 from serfer.core.run_machine import Failure
 from serfer.core.units import MS_PER_S
@@ -29,7 +29,7 @@ from serfer.drivers.driver import Answer, Driver, WarmUpRecord
 
 @dataclass(frozen=True)
 class WarmedFunction:
-    """A function of the warm plan: what warms it, its memory in MB, and the ms that this is predicted to take."""
+    """A function of the warm plan: what warms it, its memory in MB, and the ms of this that are predicted to be billed."""
 
     request: WarmUp
     memory_mb: int
@@ -180,11 +180,11 @@ def _warmed_functions(plan: Plan, facts: LambdaFacts) -> Mapping[str, WarmedFunc
             WarmUp(plan.digest, stage, part, hold_s=0.0),
             plan.stages[stage].memory_mb,
             MS_PER_S
-            * cold_seconds(
+            * cold_start(
                 sum(function.weights.bytes for function in plan.parts(stage, part)),
                 plan.stages[stage].weights_in,
                 facts,
-            ),
+            ).billed_seconds,
         )
         for stage, part in plan.functions
     }

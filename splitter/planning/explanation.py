@@ -271,7 +271,7 @@ def starts_sooner_in_half(graph: Graph, chain: Chain, storage: WeightStorage, bu
         fit = limits.of_gang(start, stop)
         if fit:
             now += cold_seconds(weight_bytes(graph, start, stop), step[0].weights_in, budget.facts.functions)
-            then += fit.cold_seconds(budget.platform)
+            then += fit.cold_start(budget.platform).seconds
     if then >= now:
         return ""
     return (

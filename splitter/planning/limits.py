@@ -10,7 +10,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from serfer.core.costs.cold_starts import cold_seconds
+from serfer.core.costs.cold_starts import ColdStart, cold_start
 from serfer.core.costs.cost_model import Floats, Platform, starting_usd
 from serfer.core.costs.sessions import WORKER_MB
 from serfer.core.geometry import Grid
@@ -61,8 +61,8 @@ class Fit:
     weights_in: str = ZIP
     apart: bool = False
 
-    def cold_seconds(self, platform: Platform) -> float:
-        return cold_seconds(self.weight_bytes, self.weights_in, platform.functions)
+    def cold_start(self, platform: Platform) -> ColdStart:
+        return cold_start(self.weight_bytes, self.weights_in, platform.functions)
 
     def starts_usd(self, tasks: int, memory_mb: Floats, platform: Platform, start: int) -> Floats | None:
         """Price the cold starts of so many tasks of a step from node `start` on, in the share of the queries.
@@ -71,7 +71,8 @@ class Fit:
         """
         if not platform.cold_share:
             return None
-        usd = starting_usd(tasks, memory_mb, self.cold_seconds(platform), platform.functions, first=not start)
+        billed_s = self.cold_start(platform).billed_seconds
+        usd = starting_usd(tasks, memory_mb, billed_s, platform.functions, first=not start)
         return np.asarray(platform.cold_share * usd)
 
 

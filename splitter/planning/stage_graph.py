@@ -132,7 +132,7 @@ class StageGraph:
         (edge,) = self._prices.edges(candidate, ())
         platform = self.budget.platform
         empty = replace(candidate.fit, weight_bytes=0, weights_in=ZIP)
-        later = candidate.fit.cold_seconds(platform) - empty.cold_seconds(platform)
+        later = candidate.fit.cold_start(platform).seconds - empty.cold_start(platform).seconds
         seconds = edge.seconds[:, 0] + platform.cold_share * later
         return OneFunction(seconds, edge.usd[:, 0], convex=self.goal.has_no_limits)
 

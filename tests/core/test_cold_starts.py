@@ -25,6 +25,8 @@ MB_240 = 240_000_000
 def test_fetched_weights_arrive_at_the_bandwidth_of_an_environment_and_those_of_an_image_by_its_blocks():
     start = cold_start(MB_240, ZIP, FACTS)
     assert (start.process, start.sessions) == (FACTS.init, pytest.approx(0.6))
+    assert start.package == pytest.approx(MB_240 / FACTS.package_rate) == start.seconds - start.billed_seconds
+    assert [cold_start(MB_240, place, FACTS).package for place in (FETCHED, CONTAINER)] == [0.0, 0.0]
     assert {cold_seconds(0, place, FACTS) for place in WEIGHT_PLACES} == {FACTS.init}
     seconds = {place: cold_start(MB_240, place, FACTS).fetching for place in WEIGHT_PLACES}
     assert seconds == {
@@ -80,10 +82,10 @@ def test_a_plan_whose_weights_are_fetched_starts_colder_and_is_as_warm(gangs):
     cold = replace(warm, cold_share=1.0)
     assert price_plan(plan, warm).usd == price_plan(fetched, warm).usd
     load = (lambda each: gang_load(each, each.gangs[0]).outer) if gangs else (lambda each: plan_load(each, 0))
-    extra = load(fetched).cold_start(warm).fetching
+    extra, copied = load(fetched).cold_start(warm).fetching, load(plan).cold_start(warm).package
     prices = [price_plan(each, cold).stages[0] for each in (plan, fetched)]
     assert extra >= FACTS.fetch_latency
-    assert prices[1].seconds - prices[0].seconds == pytest.approx(extra)
+    assert prices[1].seconds - prices[0].seconds == pytest.approx(extra - copied)
     assert prices[1].billed_s - prices[0].billed_s == pytest.approx(extra * prices[0].tasks)
 
 
@@ -128,7 +130,7 @@ def test_a_cold_query_pays_for_every_environment_and_every_warm_up_request():
     assert ready == pytest.approx(cold.cold_starts[1].seconds + invoke_seconds(cold.stages[1].tasks, FACTS))
     first, later = cold.stages
     started = [
-        stage.tasks * float(billed_usd(stage.memory_mb, start.seconds, FACTS))
+        stage.tasks * float(billed_usd(stage.memory_mb, start.billed_seconds, FACTS))
         for stage, start in zip(cold.stages, cold.cold_starts, strict=True)
     ]
     assert cold.usd - warm.usd == pytest.approx(sum(started) + later.tasks * FACTS.price_request)

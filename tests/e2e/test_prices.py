@@ -42,7 +42,7 @@ def test_cost_prices_a_query_a_burst_and_an_idle_month(serfer_here, plan, tmp_pa
     assert all(set(stage) == STAGE for stage in stages)
     for stage, planned in zip(stages, load_plan(own).stages, strict=True):
         assert (stage["ms"], stage["cost_usd"]) == (planned.predicted_ms, planned.predicted_usd)
-        assert set(stage["cold_start"]) == {"process_ms", "fetching_ms", "sessions_ms"}
+        assert set(stage["cold_start"]) == {"package_ms", "process_ms", "fetching_ms", "sessions_ms"}
         assert (stage["weights_in"], stage["cold_start"]["fetching_ms"]) == ("zip", 0.0)
     cold = prices["cold_query"]
     assert (cold["environments"], prices["cold_plan"]) == (9, None)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from serfer.core.costs.aws import shipped_aws
-from serfer.core.costs.cold_starts import cold_seconds
+from serfer.core.costs.cold_starts import cold_start
 from serfer.core.keys import StoreCounts
 from serfer.core.run_machine import Failure, FailureKind
 from serfer.core.wire import Report, Task, WarmUp, WarmUpAnswer
@@ -94,7 +94,8 @@ def test_queries_run_on_the_cold_plan_until_the_whole_function_is_warm():
 
 def test_a_warm_up_that_outlives_its_query_is_counted_with_what_it_is_predicted_to_take():
     [(_, answer)] = Testbed().run()
-    predicted_ms = 1000 * cold_seconds(WHOLE.stages[0].functions[0].weights.bytes, WHOLE.stages[0].weights_in, FACTS)
+    stage = WHOLE.stages[0]
+    predicted_ms = 1000 * cold_start(stage.functions[0].weights.bytes, stage.weights_in, FACTS).billed_seconds
     ms = max(1000 * QUERY_S, predicted_ms)
     memory_mb = WHOLE.stages[0].memory_mb
     assert answer.overheads.warm_ups == (WarmUpRecord(0, memory_mb, answer.started, ms, None, WHOLE.digest),)

@@ -21,7 +21,6 @@ _REPORT = re.compile(r"^REPORT RequestId: .*$", re.MULTILINE)
 _DURATION = re.compile(r"(?:^|\t)(Billed|Init|Restore) Duration: (\d{1,9}(?:\.\d{1,6})?) ms(?=\t|$)")
 UNITS = {
     "lambda.start_tail": "s, mean of what an environment takes to begin its init, on top of the fastest possible",
-    "lambda.package_rate": "bytes/s of a package, as a new environment gets it",
 }
 """Units of what is measured and not a value of `aws.toml`: the cost model has no such term."""
 

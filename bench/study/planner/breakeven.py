@@ -51,28 +51,24 @@ class Best:
         at_cost, at_more = (search.best(replace(LATENCY, most_usd=most)) for most in (usd, _MORE * usd))
         return cls(point(search.fastest), point(at_cost) if at_cost else None, point(at_more) if at_more else None)
 
-    def speedup(self, large: Point) -> float:
-        return large.ms / self.fastest.ms
-
-    def speedup_at_cost(self, large: Point) -> float:
-        """Return the speedup of the fastest plan for the large function's dollars; 0 where there is none."""
-        return large.ms / self.at_cost.ms if self.at_cost else 0.0
-
-    def speedup_at_more(self, large: Point) -> float:
-        return large.ms / self.at_more.ms if self.at_more else 0.0
+    def speedups(self, large: Point) -> tuple[float, float, float]:
+        """Return the speedups of the three plans over the large function; 0 where there is none."""
+        fastest, at_cost, at_more = (large.ms / one.ms if one else 0.0 for one in vars(self).values())
+        return fastest, at_cost, at_more
 
     def verdict(self, large: Point) -> str:
-        if self.speedup_at_cost(large) > _EVEN:
+        fastest, at_cost, _ = self.speedups(large)
+        if at_cost > _EVEN:
             return SPLIT
-        if self.speedup(large) > _EVEN:
+        if fastest > _EVEN:
             return DEARER
-        return "even" if self.speedup(large) > 1 else ONE
+        return "even" if fastest > 1 else ONE
 
     def as_dict(self, large: Point) -> dict[str, object]:
         plans = {"fastest": self.fastest, "at_cost": self.at_cost, "at_1.3_times_the_cost": self.at_more}
-        ratios = {"speedup": self.speedup(large), "speedup_at_cost": self.speedup_at_cost(large)}
+        names = "speedup", "speedup_at_cost", "speedup_at_1.3_times_the_cost"
         named = {key: each and vars(each) for key, each in plans.items()}
-        return {**named, **ratios, "speedup_at_1.3_times_the_cost": self.speedup_at_more(large)}
+        return {**named, **dict(zip(names, self.speedups(large), strict=True))}
 
 
 @dataclass(frozen=True)
@@ -137,21 +133,13 @@ _HEAD = (
 )
 
 
-def rows(result: BreakEven) -> list[tuple[str, ...]]:
-    return [_row(one) for one in result.races]
-
-
 def _row(one: Race) -> tuple[str, ...]:
     alone = [text for each in (one.small, one.large) for text in priced(each)]
     alone[2] += "" if one.large.fits else "*"
     split = [
         text
         for best in (one.staged, one.gangs)
-        for text in (
-            *priced(best.fastest),
-            _times(best.speedup_at_cost(one.large)),
-            _times(best.speedup_at_more(one.large)),
-        )
+        for text in (*priced(best.fastest), *map(_times, best.speedups(one.large)[1:]))
     ]
     at_cost = one.gangs.at_cost.what if one.gangs.at_cost else "none"
     return (one.model, str(one.size), f"{one.gmacs:.1f}", *alone, *split, at_cost, one.verdict)
@@ -190,7 +178,7 @@ def _first(verdicts: Mapping[int, str], winning: Sequence[str]) -> str:
 
 def results(result: BreakEven) -> Results:
     records = ({**one.as_dict(), "profiles": result.profiled_on} for one in result.races)
-    return Results(records, [Table(_HEAD, rows(result))], summary(result))
+    return Results(records, [Table(_HEAD, [_row(one) for one in result.races])], summary(result))
 
 
 def command(

@@ -16,8 +16,8 @@ import typer
 from serfer.cli.shared.options import JsonOption, status_line
 from serfer.core.costs.account import AccountQuotas
 from serfer.core.costs.aws import AwsFacts
-from serfer.core.costs.cold_starts import COLD_SHARE, cold_seconds
-from serfer.core.costs.cost_model import MEASURED_MEMBERS, starting_usd
+from serfer.core.costs.cold_starts import COLD_SHARE, cold_start
+from serfer.core.costs.cost_model import MEASURED_MEMBERS, start_usd
 from serfer.core.plan import ZIP, PackageLimit, explained
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from serfer.settings import load_settings
@@ -32,10 +32,16 @@ from serfer.splitter.tiling.cuts import weight_bytes
 from serfer.splitter.tiling.from_onnx import from_onnx
 from serfer_bench.core.options import MarkdownOption
 from serfer_bench.core.tables import Column, Measurement, Results, publish, table_of
+from serfer_bench.study.planner.planner import scaled
 
 _MILLION = 1_000_000
-_DEFAULTS = {"warm": (0.0, None), "default": (COLD_SHARE, MEASURED_MEMBERS)}
-"""The share of cold queries and the most members of a gang, None for any, by what they are called."""
+_DEFAULTS = {
+    "warm": (0.0, None, 1.0),
+    "default": (COLD_SHARE, MEASURED_MEMBERS, 1.0),
+    "default, packages half as fast": (COLD_SHARE, MEASURED_MEMBERS, 0.5),
+    "default, twice as fast": (COLD_SHARE, MEASURED_MEMBERS, 2.0),
+}
+"""The share of cold queries, the most members of a gang, None for any, and the times of lambda.package_rate."""
 _NOTE = f"all predicted, for a new AWS account, {100 * COLD_SHARE:g}% of the queries cold where it says so: nothing ran"
 _COLD = f"{100 * COLD_SHARE:g}% cold"
 
@@ -60,9 +66,10 @@ class Choice(Measurement):
 
 def choices(name: str, graph: Graph, size: int, facts: AwsFacts) -> Iterator[Choice]:
     account = AccountQuotas.new(facts)
-    within, limit = account.within(facts), PackageLimit(facts.functions.package_limit, DEPENDENCY_ALLOWANCE)
-    memory = memory_sizes(within.functions)
-    for chosen_for, (share, width) in _DEFAULTS.items():
+    limit = PackageLimit(facts.functions.package_limit, DEPENDENCY_ALLOWANCE)
+    for chosen_for, (share, width, times) in _DEFAULTS.items():
+        within = account.within(scaled(facts, "package_rate", times))
+        memory = memory_sizes(within.functions)
         budget = Budget(limit, within, memory, cold_share=share, account=account, gang_width=width)
         decision = fit(graph, SplitOptions(), budget, None, lambda _step: None)
         (chosen,) = (other for other in decision.alternatives if other.chosen)
@@ -79,8 +86,8 @@ def _starts_usd(decision: Decision, budget: Budget) -> float:
         size = weight_bytes(graph, first.start, step[-1].stop, graph.half)
         if first.grid.columns and (first.apart or (first.weights_in == ZIP and size > budget.limit.room)):
             size = column_bytes(graph, graph.nodes[first.start : step[-1].stop], first.grid, graph.half)
-        cold_s = cold_seconds(size, first.weights_in, facts)
-        usd += float(starting_usd(first.grid.tiles, first.memory_mb, cold_s, facts, first=not number))
+        start = cold_start(size, first.weights_in, facts)
+        usd += start_usd(first.grid.tiles, first.memory_mb, start, facts, first=not number)
     return usd
 
 

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 GRID = "2x2"
 _ROOMY_MB = 4096
 """A package in which any of the networks fits as one stage."""
-_ROUNDINGS = 4
 """The module in PyTorch and the tiles in ONNX Runtime each round in an order of their own."""
 _SMP = "segmentation_models_pytorch"
 _HEADS = ("network", "from", "input", "how", "seconds", "convolutions on 2x2", "stages")
@@ -190,10 +189,6 @@ def _kinds_only(reason: str) -> str:
     return f"({rest}" if mark and start.startswith("operator '") else reason
 
 
-def networks_table(rows: Iterable[tuple[str, ...]]) -> Table:
-    return Table(_HEADS, list(rows))
-
-
 def known_rows(text: str) -> Mapping[Network, tuple[str, ...]]:
     rows = [tuple(cells) for cells in csv.reader(text.splitlines())]
     if not rows or rows[0] != _HEADS:
@@ -208,14 +203,6 @@ def write_table(path: Path, measured: Iterable[Row]) -> None:
         [_HEADS, *(known[network] for network in NETWORKS if network in known)]
     )
     path.write_text(table.getvalue(), encoding="utf-8")
-
-
-def is_exact(row: Row) -> bool:
-    """Return whether the tiles answer as the module does: within the tolerance, or some roundings of the module's own.
-
-    Random weights are badly conditioned in a few networks: float32 alone is 4e-4 of the range off in rexnet_100.
-    """
-    return not row.reason and row.error <= max(TOLERANCE, _ROUNDINGS * row.rounding)
 
 
 def command(
@@ -247,4 +234,4 @@ def command(
             if write:
                 write_table(write, rows[-1:])
     if not as_json:
-        typer.echo(networks_table(row.cells for row in rows).markdown())
+        typer.echo(Table(_HEADS, [row.cells for row in rows]).markdown())

@@ -20,7 +20,7 @@ import typer
 from serfer.cli.shared.options import JsonOption, status_line
 from serfer.core.costs.aws import AwsFacts, shipped_aws
 from serfer.core.errors import ModelError
-from serfer.core.plan import Alternative, PackageLimit
+from serfer.core.plan import PackageLimit
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from serfer.settings import load_settings
 from serfer.splitter.network.graph import Graph
@@ -91,7 +91,10 @@ class Network:
 
         They are priced whether the weights fit a package or not.
         """
-        points = [_alone(one) for one in unsplit_alternatives(self.graph, self.budget, WeightStorage())]
+        points = [
+            Point(one.ms, one.usd, one.stages, one.fits)
+            for one in unsplit_alternatives(self.graph, self.budget, WeightStorage())
+        ]
         if not points:
             raise ModelError(f"{self.name} at {self.size} px takes more memory than a function can have")
         return points[0] if len(points) > 1 else None, points[-1]
@@ -104,6 +107,12 @@ def read_network(
     graph = with_tile_pools(from_onnx(source.onnx, size, size))
     limit = PackageLimit(facts.functions.package_limit, DEPENDENCY_ALLOWANCE)
     return Network(source.name, size, graph, Budget(limit, facts, memory_mb, store))
+
+
+def scaled(facts: AwsFacts, name: str, times: float) -> AwsFacts:
+    """Return facts with a constant of Lambda, as `package_rate`, so many times as large."""
+    changed = {name: times * getattr(facts.functions, name)}
+    return replace(facts, functions=replace(facts.functions, **changed))
 
 
 @dataclass(frozen=True)
@@ -251,10 +260,6 @@ def written(steps: Sequence[Sequence[Choice]]) -> str:
     gangs = (f"gang of {len(step)} on " if len(step) > 1 else "" for step in steps)
     alike = groupby(f"{gang}{step[0].grid}@{step[0].memory_mb}" for gang, step in zip(gangs, steps, strict=True))
     return ", ".join(f"{count} x {what}" if (count := len(list(group))) > 1 else what for what, group in alike)
-
-
-def _alone(one: Alternative) -> Point:
-    return Point(one.ms, one.usd, one.stages, one.fits)
 
 
 _HEAD = (

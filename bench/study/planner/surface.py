@@ -18,18 +18,29 @@ from typing import Annotated, Final
 import typer
 
 from serfer.cli.shared.options import JsonOption, status_line
+from serfer.core.costs.aws import AwsFacts
 from serfer.core.costs.cost_model import MEASURED_MEMBERS
+from serfer.core.costs.operator_costs import Profiles
 from serfer.core.dataclass_codec import structure
-from serfer.core.errors import InputError
+from serfer.core.errors import InputError, UsageError
 from serfer.core.units import MS_PER_S
 from serfer.files import read_text
 from serfer.pictures import check_suffix
-from serfer.settings import Settings, load_settings
+from serfer.settings import load_settings
 from serfer.splitter.planning.split_options import memory_sizes
 from serfer_bench.core.options import MarkdownOption, StoreKindOption
 from serfer_bench.core.tables import Results, Table, publish
-from serfer_bench.study.planner.planner import Progress, read_network
-from serfer_bench.study.planner.ways_to_answer import GPU, INSTANCE, WAYS, Answer, Contest, Question, ServerlessGpu
+from serfer_bench.study.planner.planner import Progress, read_network, scaled
+from serfer_bench.study.planner.ways_to_answer import (
+    GPU,
+    INSTANCE,
+    SPLIT,
+    WAYS,
+    Answer,
+    Contest,
+    Question,
+    ServerlessGpu,
+)
 
 NETWORKS: Final = ("squeezenet", "resnet50", "alexnet", "vgg16")
 SIZES: Final = (224, 448, 896)
@@ -81,7 +92,8 @@ class Cell:
 
 
 def measure(
-    settings: Settings,
+    facts: AwsFacts,
+    profiles: Profiles,
     networks: Sequence[str],
     sizes: Sequence[int],
     questions: Sequence[Question],
@@ -90,11 +102,11 @@ def measure(
     gang_width: int = MEASURED_MEMBERS,
     progress: Progress = lambda _: None,
 ) -> list[Cell]:
-    cells, facts = list[Cell](), settings.facts()
+    cells = list[Cell]()
     for name, size in product(networks, sizes):
         progress(f"reading {name} at {size} px")
         network = read_network(name, size, facts, store, memory_sizes(facts.functions))
-        budget = replace(network.budget, gang_width=gang_width, profiles=settings.profiles())
+        budget = replace(network.budget, gang_width=gang_width, profiles=profiles)
         contest = Contest(replace(network, budget=budget), gpus)
         for question in questions:
             progress(f"{name} at {size} px: bursts of {question.burst}, {question.cold_share:.0%} cold")
@@ -127,6 +139,16 @@ def _by_burst(cells: Sequence[Cell]) -> str:
     runs = [(way, [*run][-1].question.burst) for way, run in groupby(ordered, key=lambda cell: cell.winner)]
     parts = [f"{way} to {most:,}" for way, most in runs[:-1]] + [way for way, _ in runs[-1:]]
     return ", then ".join(parts)
+
+
+def varied(cells: Sequence[Cell], others: Sequence[Sequence[Cell]], changes: Sequence[tuple[str, float]]) -> Table:
+    """Count who is cheapest, with constants as they are and changed, and the splits that are that in both."""
+    rows, whats = [], ("as they are", *(f"{name} x {times:g}" for name, times in changes))
+    for what, found in zip(whats, (cells, *others), strict=True):
+        won = Counter(cell.winner for cell in found)
+        stay = sum(one.winner == now.winner == SPLIT for one, now in zip(cells, found, strict=True))
+        rows.append((what, *(str(won[way]) for way in (*WAYS, NONE)), str(stay)))
+    return Table(("constants", *WAYS, NONE, "splits that stay"), rows)
 
 
 def details(cells: Sequence[Cell]) -> Table:
@@ -182,6 +204,10 @@ def command(
         typer.Option(metavar="FILE.toml", help="Serverless GPUs, as examples/serverless-gpus.toml has them."),
     ] = None,
     picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw who wins (.png, .svg or .pdf).")] = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Halve and double a constant of Lambda (package_rate); may be repeated."),
+    ] = None,
     store: StoreKindOption = "valkey",
     as_markdown: MarkdownOption = False,
     as_json: JsonOption = False,
@@ -197,12 +223,18 @@ def command(
         for ms, share, many in product(slo_ms or OBJECTIVES_MS, cold_share or SHARES, burst or BURSTS)
     ]
     settings, known = load_settings(), read_gpus(gpus)
+    facts, profiles = settings.facts(), settings.profiles()
+    if unknown := {*(vary or ())} - {*vars(facts.functions)}:
+        raise UsageError(f"--vary {min(unknown)}: Lambda has no such constant in aws.toml")
+    changes = [*product(vary or (), (0.5, 2))]
     with status_line() as progress:
-        cells = measure(settings, model or NETWORKS, size or SIZES, questions, known, store, gang_width, progress)
-    profiles = settings.profiles()
+        asked = model or NETWORKS, size or SIZES, questions, known, store, gang_width, progress
+        made = [facts, *(scaled(facts, name, times) for name, times in changes)]
+        cells, *others = [measure(one, profiles, *asked) for one in made]
     said = [*notes(cells, gang_width, f"{profiles.machine}; {profiles.date}")]
     records = [cell.as_dict() for cell in cells]
-    publish(Results(records, [winners(cells), details(cells)], said), as_json=as_json, as_markdown=as_markdown)
+    tables = [winners(cells), details(cells), *([varied(cells, others, changes)] if changes else [])]
+    publish(Results(records, tables, said), as_json=as_json, as_markdown=as_markdown)
     if picture is not None:
         from serfer_bench.study.planner.surface_picture import draw  # noqa: PLC0415 - matplotlib is slow to import
 

@@ -13,6 +13,7 @@ and the time of what takes the request, and transfer to it.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -24,7 +25,7 @@ from serfer.core.costs.cold_starts import cold_start
 from serfer.core.costs.cost_model import billed_usd, start_usd
 from serfer.core.dataclass_codec import Bounds
 from serfer.core.plan import WEIGHT_PLACES
-from serfer.core.units import MS_PER_S
+from serfer.core.units import MB_PER_GB, MS_PER_S
 from serfer.cost.instances import gpu_batches, predicted_batches
 from serfer.sam.cost.driver_runs import DRIVER_MB
 from serfer.splitter.planning.cold.share import best_chain, first_answer
@@ -48,7 +49,6 @@ MISSED = 0.01
 _NO_STORE = "s3"  # what is deployed where nothing between stages needs one: it costs nothing an hour
 _ANY = 1 << 30  # tasks at once: as many as there may be
 _LOADED = 0.9  # the share of what an instance computes that counts
-_MB_PER_GB = 1024
 _Positive = Annotated[float, Bounds(0.0, 1e9, above=True)]
 
 
@@ -163,7 +163,7 @@ class Contest:
                             chain.usd,
                             start.seconds + chain.seconds,
                             start_usd(1, memory, start, functions, first=True),
-                            snapstart * memory / _MB_PER_GB * S_PER_HOUR * functions.price_snapstart_cached,
+                            snapstart * memory / MB_PER_GB * S_PER_HOUR * functions.price_snapstart_cached,
                         )
                     )
                 restored = True
@@ -174,7 +174,7 @@ class Contest:
         for store in dict.fromkeys((_NO_STORE, self._budget.store)):
             gangs = exchanges(store)
             chain = self._cheapest(question, store, most, gangs=gangs)
-            if chain and _has_gang(chain):
+            if chain and any(isinstance(edge.stage, CandidateGang) for edge, _ in chain.steps):
                 yield self._priced(question, GANG, store, chain)
                 chain = self._cheapest(question, store, most, gangs=False)
             stored = chain is not None and any(not one.inline for one in choices_of(chain)[:-1])
@@ -267,20 +267,13 @@ def fleet(times: Profile, question: Question) -> tuple[int, float] | None:
 
     None where one image takes longer.
     """
-    most = _most_images(times, MS_PER_S * question.slo_s, question.burst)
+    within_ms, counts = MS_PER_S * question.slo_s, range(question.burst + 1)
+    most = bisect_right(counts, within_ms, key=lambda images: burst_ms(times, images)) - 1
     if not most:
         return None
     busy_s = question.per_hour / S_PER_HOUR * burst_ms(times, most) / MS_PER_S / most
     count = max(math.ceil(question.burst / most), math.ceil(busy_s / _LOADED))
     return count, burst_ms(times, math.ceil(question.burst / count)) / MS_PER_S
-
-
-def _most_images(times: Profile, within_ms: float, burst: int) -> int:
-    low, high = 0, burst
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if burst_ms(times, middle) <= within_ms else (low, middle - 1)
-    return low
 
 
 def burst_ms(times: Profile, images: int) -> float:

@@ -25,53 +25,47 @@ from serfer.splitter.planning.explanation import describe
 from serfer.splitter.planning.limits import WeightStorage
 from serfer.splitter.planning.planner import prepare, steps_of
 from serfer.splitter.planning.precision import predicted_loss, storable
-from serfer.splitter.planning.search import BALANCED
+from serfer.splitter.planning.search import BALANCED, Chain
 from serfer.splitter.planning.split_options import SplitOptions, WeightsMode, memory_sizes
 from serfer.splitter.tiling.cuts import Cut, cut_points
 from serfer.splitter.tiling.grids import COLUMNS, ONE, GridChoice
 from serfer_bench.core.options import MarkdownOption
-from serfer_bench.core.tables import Results, publish, table_of
-from serfer_bench.study.planner.planner import Network, read_network
+from serfer_bench.core.tables import Column, Measurement, Results, publish, table_of
+from serfer_bench.study.planner.planner import Network, read_network, scaled
 
 CONVNEXT_BASE = f"{Path(__file__).with_name('convnext.py')}:convnext_base"
 NETWORKS = ("alexnet", "vgg16", "resnet152", CONVNEXT_BASE)
 _SIZE = 224
 _ENVIRONMENTS = 4, 8
-_PLACES: tuple[tuple[str, WeightsMode], ...] = (("fetched", "fetched"), ("auto", "auto"))
+_PLACES: tuple[WeightsMode, ...] = "fetched", "auto"
 _MILLION = 1_000_000
 
 
 @dataclass(frozen=True)
-class Way:
+class Way(Measurement):
     """The best plan of a network for the product of latency and dollars, with its weights in one place.
 
-    `ms` and `usd` are of a warm query; `cold_ms` is the first answer where every environment is cold. A plan that is
-    not possible has None.
+    `ms` and `usd` are of a warm query; `cold_ms` is the first answer where every environment is cold, also where
+    packages come half and twice as fast. A plan that is not possible has None.
     """
 
-    model: str
-    weights: str
-    precision: str
+    model: Annotated[str, Column("network")]
+    weights: Annotated[str, Column("weights")]
+    precision: Annotated[str, Column("precision")]
     predicted_loss: float
-    plan: str
-    ms: float | None
-    usd: float | None
-    cold_ms: float | None
+    plan: Annotated[str, Column("plan")]
+    ms: Annotated[float | None, Column("warm ms", ",.1f", empty="-")] = None
+    usd: Annotated[float | None, Column("$ a million", ",.2f", _MILLION, "-")] = None
+    cold_ms: Annotated[float | None, Column("cold first answer ms", ",.0f", empty="-")] = None
+    cold_half_ms: Annotated[float | None, Column("packages half as fast", ",.0f", empty="-")] = None
+    cold_twice_ms: Annotated[float | None, Column("twice as fast", ",.0f", empty="-")] = None
 
-    @property
-    def shown(self) -> dict[str, str]:
-        return {
-            "network": self.model,
-            "weights": f"{self.weights}, {self.precision}",
-            "plan": self.plan,
-            "warm ms": _number(self.ms, 1),
-            "$ a million": _number(self.usd and _MILLION * self.usd, 2),
-            "cold first answer ms": _number(self.cold_ms, 0),
-        }
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:,.{digits}f}"
+    def priced(self, chain: Chain, network: Network) -> Way:
+        budget = network.budget
+        changed = (replace(budget, facts=scaled(budget.facts, "package_rate", times)) for times in (1, 0.5, 2))
+        cold_ms = [MS_PER_S * first_answer(chain, one.platform) for one in changed]
+        prices = MS_PER_S * chain.seconds, chain.usd, *cold_ms
+        return Way(self.model, self.weights, self.precision, self.predicted_loss, describe(steps_of(chain)), *prices)
 
 
 def ways(network: Network) -> Iterator[Way]:
@@ -86,27 +80,17 @@ def ways(network: Network) -> Iterator[Way]:
         search = prepare(graph, cuts, grids, None, network.budget, storage, gang=gang)
         chain = search.best(BALANCED) if search.fastest else None
         loss = predicted_loss(graph, names) if half else 0.0
-        way = Way(network.name, what, "fp16" if half else "fp32", loss, "does not fit", None, None, None)
-        if chain:
-            cold_ms = MS_PER_S * first_answer(chain, network.budget.platform)
-            way = replace(
-                way, plan=describe(steps_of(chain)), ms=MS_PER_S * chain.seconds, usd=chain.usd, cold_ms=cold_ms
-            )
-        yield way
-
-
-_NOTE = "all predicted, for account=default: nothing ran"
+        way = Way(network.name, what, "fp16" if half else "fp32", loss, "does not fit")
+        yield way.priced(chain, network) if chain else way
 
 
 def cold_ways(network: Network) -> Iterator[Way]:
-    for (what, weights), most in product(_PLACES, _ENVIRONMENTS):
+    for weights, most in product(_PLACES, _ENVIRONMENTS):
         options = SplitOptions(weights=weights, cold_environments=most)
         found = find_cold_plan(network.graph, options, network.budget)
         if found:
-            chain = found.chain
-            prices = MS_PER_S * chain.seconds, chain.usd, MS_PER_S * found.seconds
-            weights_of = f"cold plan of at most {most}, {what}"
-            yield Way(network.name, weights_of, "fp32", 0.0, describe(steps_of(chain)), *prices)
+            way = Way(network.name, f"cold plan of at most {most}, {weights}", "fp32", 0.0, "")
+            yield way.priced(found.chain, network)
 
 
 def command(
@@ -128,5 +112,6 @@ def command(
             progress(f"planning {model}")
             found = read_network(model, _SIZE, facts, memory_mb=memory_sizes(facts.functions))
             rows += [*ways(found), *cold_ways(found)]
+    note = "all predicted, for account=default: nothing ran"
     records = [asdict(row) for row in rows]
-    publish(Results(records, [table_of(rows)], [_NOTE]), as_json=as_json, as_markdown=as_markdown)
+    publish(Results(records, [table_of(rows)], [note]), as_json=as_json, as_markdown=as_markdown)

@@ -209,17 +209,14 @@ def _quantile_rows(checked: Checked) -> list[tuple[str, ...]]:
     ]
 
 
-def _speed_rows(checked: Checked) -> list[tuple[str, ...]]:
-    return [(one.what, f"{one.value:,.1f}", one.unit, one.asked) for one in checked.speeds]
-
-
 def _line(checked: Checked) -> str:
     run = f"{checked.tasks} tasks, {checked.queries} queries a local run"
     return f"{checked.plan}, {run}; {this_machine()}, processor time"
 
 
 def results(checked: Checked) -> Results:
-    tables = [Table(_QUANTILE_HEAD, _quantile_rows(checked)), Table(_SPEED_HEAD, _speed_rows(checked))]
+    speeds = [(one.what, f"{one.value:,.1f}", one.unit, one.asked) for one in checked.speeds]
+    tables = [Table(_QUANTILE_HEAD, _quantile_rows(checked)), Table(_SPEED_HEAD, speeds)]
     return Results([asdict(checked)], tables, [_line(checked)])
 
 

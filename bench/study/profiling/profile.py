@@ -350,16 +350,13 @@ def measure(
     samples: list[Sample] = []
     for number, (what, model) in enumerate(_models(networks, drawn_rounds, progress)):
         progress(f"measuring {what} (task {number + 1})")
-        batches = (1, _BATCH) if _is_vector(model) else (1,)
+        is_vector = len(model.graph.input[0].type.tensor_type.shape.dim) == VECTOR_RANK
+        batches = (1, _BATCH) if is_vector else (1,)
         samples += [sample for batch in batches for sample in observe(model, meter, batch=batch)]
     progress("measuring two threads")
     shares = _parallel_shares(meter, drawn_rounds)
     progress("fitting")
     return fit(samples, shares, overheads(meter))
-
-
-def _is_vector(model: onnx.ModelProto) -> bool:
-    return len(model.graph.input[0].type.tensor_type.shape.dim) == VECTOR_RANK
 
 
 def _models(

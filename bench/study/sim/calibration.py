@@ -40,7 +40,7 @@ from serfer.files import read_text, write_whole
 from serfer.pipeline.blocking import Pipeline
 from serfer.pipeline.result import Result
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 _MAX_BYTES: Final = 16 * 1024 * 1024
 _MAX_TASKS: Final = 4096
 _MS: Final = 1000.0
@@ -54,8 +54,8 @@ class Calibration:
     """Milliseconds of a plan's tasks: `service_ms` (what Lambda bills) and `overhead_ms` (all else) of each, by query.
 
     A row has the tasks of all stages in order; `driver_ms` is what the query takes besides its stages. `functions` are
-    the numbers of the functions that each stage's tiles run in, `cold_ms` what cold starts add. `tag` is M for measured
-    values, or those that aws.toml gives for the published ones.
+    the numbers of the functions that each stage's tiles run in, `cold_ms` what cold starts of each stage add: those of
+    all stages where it has none. `tag` is M for measured values, or those that aws.toml gives for the published ones.
 
     `gangs` are the plan's, as (start, stop). Their stages' service_ms is what a member does in that stage, its waits
     for others apart; overhead_ms is that of its invocation in each of them, and counts once.
@@ -73,7 +73,7 @@ class Calibration:
     service_ms: tuple[tuple[float, ...], ...]
     overhead_ms: tuple[tuple[float, ...], ...]
     driver_ms: tuple[float, ...]
-    cold_ms: tuple[float, ...]
+    cold_ms: tuple[tuple[float, ...], ...]
     gangs: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
@@ -85,9 +85,10 @@ class Calibration:
             raise InputError("a calibration's service_ms, overhead_ms and driver_ms have as many queries, 1 at least")
         if any(len(row) != tasks for row in rows):
             raise InputError(f"every row of service_ms and overhead_ms has {tasks} tasks, as functions has")
-        if not self.cold_ms:
-            raise InputError("a calibration has one cold start in cold_ms at least")
-        values = (*self.driver_ms, *self.cold_ms, *self.memory_mb, *(value for row in rows for value in row))
+        if not any(self.cold_ms) or len(self.cold_ms) != len(self.functions):
+            raise InputError("a calibration has a row of cold_ms for each stage, and one cold start at least")
+        rows += self.cold_ms
+        values = (*self.driver_ms, *self.memory_mb, *(value for row in rows for value in row))
         if not all(0 <= value <= _LONGEST_MS for value in values):  # nor is any NaN
             raise InputError(f"a calibration's times are 0 to {_LONGEST_MS:g} ms")
         if any(not 0 <= number < _MAX_TASKS for stage in self.functions for number in stage):
@@ -145,9 +146,8 @@ class Calibration:
         first = sum(self.tiles[:stage])
         return np.array(rows)[:, first : first + self.tiles[stage]] / _MS
 
-    @property
-    def cold(self) -> Quantiles:
-        return Quantiles.of(np.array(self.cold_ms) / _MS)
+    def cold_s(self, stage: int) -> Quantiles:
+        return Quantiles.of(np.array(self.cold_ms[stage] or [ms for row in self.cold_ms for ms in row]) / _MS)
 
     @property
     def label(self) -> str:
@@ -168,7 +168,7 @@ class Summary:
 
 def summary_of(calibration: Calibration) -> Summary:
     p50, p95, p99 = (float(value) * _MS for value in np.quantile(calibration.latencies_s, (0.5, 0.95, 0.99)))
-    cold = float(np.median(calibration.cold_ms))
+    cold = float(np.median([ms for row in calibration.cold_ms for ms in row]))
     return Summary(len(calibration.driver_ms), calibration.tasks, p50, p95, p99, cold)
 
 
@@ -211,7 +211,8 @@ class LocalRun:
         for number in range(queries):
             progress(f"query {number + 1} of {queries}")
             result = self._query()
-            (self._colds if _is_cold(result) else self._warm).append(result)
+            cold = any(task.init_ms for task in _measured(result.answer))
+            (self._colds if cold else self._warm).append(result)
 
     def calibration(self, machine: str, date: str) -> Calibration:
         if not self._warm:
@@ -249,10 +250,6 @@ def _measured(answer: Answer) -> Iterator[_TaskMeasurement]:
                 yield _TaskMeasurement(number, report.total_ms - report.wait_ms, left_ms, took_ms, report.init_ms)
 
 
-def _is_cold(result: Result) -> bool:
-    return any(task.init_ms for task in _measured(result.answer))
-
-
 def _calibration(plan: Plan, colds: Sequence[Result], warm: Sequence[Result], machine: str, date: str) -> Calibration:
     service, overhead, took, driver = [], [], [], []
     for result in warm:
@@ -263,12 +260,10 @@ def _calibration(plan: Plan, colds: Sequence[Result], warm: Sequence[Result], ma
         stages = sum((stage.ended or stage.started) - stage.started for stage in result.answer.stages)
         driver.append(round((result.answered - result.split[0] - stages) * _MS, 3))
     usual = np.median(np.array(took), axis=0)
-    starts = [
-        round(max(0.0, task.took_ms - float(usual[task.number])), 3)
-        for result in colds
-        for task in _measured(result.answer)
-        if task.init_ms
-    ]
+    starts: list[list[float]] = [[] for _ in plan.stages]
+    stage_of = [number for number, stage in enumerate(plan.stages) for _ in stage.tiles]
+    for task in (task for result in colds for task in _measured(result.answer) if task.init_ms):
+        starts[stage_of[task.number]].append(round(max(0.0, task.took_ms - float(usual[task.number])), 3))
     return Calibration(
         format=FORMAT,
         source="measured",
@@ -282,13 +277,9 @@ def _calibration(plan: Plan, colds: Sequence[Result], warm: Sequence[Result], ma
         service_ms=tuple(service),
         overhead_ms=tuple(overhead),
         driver_ms=tuple(driver),
-        cold_ms=tuple(starts) or (0.0,),
-        gangs=_gangs_that_ran(warm[0].answer),
+        cold_ms=tuple(map(tuple, starts if any(starts) else [[0.0]] * len(starts))),
+        gangs=tuple((at, ran.gang_stop) for at, ran in enumerate(warm[0].answer.stages) if ran.gang_stop),
     )
-
-
-def _gangs_that_ran(answer: Answer) -> tuple[tuple[int, int], ...]:
-    return tuple((number, stage.gang_stop) for number, stage in enumerate(answer.stages) if stage.gang_stop)
 
 
 def _functions(plan: Plan) -> tuple[tuple[int, ...], ...]:
@@ -311,7 +302,7 @@ def published_calibration(plan: Plan, facts: AwsFacts, store: str = "redis", see
     functions = platform.functions
     tails = rng.exponential(functions.invoke_tail, service.shape)
     overhead = (functions.invoke_floor + tails) * _MS
-    colds = [load.cold_start(platform).seconds * _MS for load in loads.values()]
+    colds = {stage: (load.cold_start(platform).seconds * _MS,) for stage, load in loads.items()}
     carried = sum(float((load.carried_in + load.carried_out).sum()) for load in loads.values())
     driver_s = DISPATCH_SECONDS * sum(load.tasks for load in loads.values()) + carried / CARRY_RATE
     sources = [facts.sources[f"lambda.{name}"] for name in ("invoke_floor", "invoke_tail", "init", "bandwidth")]
@@ -328,7 +319,7 @@ def published_calibration(plan: Plan, facts: AwsFacts, store: str = "redis", see
         service_ms=_rows(service),
         overhead_ms=_rows(overhead),
         driver_ms=(driver_s * _MS,) * _PUBLISHED_ROWS,
-        cold_ms=tuple(colds),
+        cold_ms=tuple(colds.get(stage, ()) for stage in range(len(plan.stages))),
         gangs=tuple((gang.start, gang.stop) for gang in plan.gangs),
     )
 

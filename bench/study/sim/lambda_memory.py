@@ -8,9 +8,7 @@ from serfer.control.scenario import LambdaTarget
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.costs.pricing import Circumstances, price
 from serfer.core.plan import Plan
-from serfer.core.units import MS_PER_S
-
-_MB_PER_GB = 1024.0
+from serfer.core.units import MB_PER_GB, MS_PER_S
 
 
 def with_memory(plan: Plan, memory_mb: int) -> Plan:
@@ -31,5 +29,5 @@ def priced_target(target: LambdaTarget, plan: Plan, facts: AwsFacts, memory_mb: 
         usd_per_query=prices.query.usd,
         latency_ms=latency_s * MS_PER_S,
         cold_ms=max(prices.cold.seconds - latency_s, 0.0) * MS_PER_S,
-        memory_gb=sum(stage.tasks * stage.memory_mb for stage in prices.cold.stages) / _MB_PER_GB,
+        memory_gb=sum(stage.tasks * stage.memory_mb for stage in prices.cold.stages) / MB_PER_GB,
     )

@@ -4,6 +4,9 @@
                └──> late: a duplicate     └──> as many run as the account allows, or the function has gained as many as
                                                it may: throttled, and the run machine waits and tries again
 
+A driver that has sent nothing for as long as environments stay starts those of a query's later stages with it, in free
+slots, and their tasks wait for them, as drivers/dispatching/prewarming.py has it (there for ten seconds at most).
+
 A gang is invoked as a whole: a member for which there is no room ends all of it, and its stages run one by one (as fast
 as in the gang: what they would write and read is not simulated). Members start together, do each stage as slowly as the
 slowest of them, and keep their environments until the last one has ended.
@@ -87,18 +90,24 @@ class _Query:
 
 @dataclass(slots=True, eq=False)
 class _Driver:
-    """A driver's free slots, and what waits for them: (its query's age, order, query, invoked together)."""
+    """A driver's free slots, and what waits for them: (its query's age, order, query, invoked together).
+
+    `used` is when it last sent something, `warming` until when tasks (stage, tile) wait for their environments.
+    """
 
     free: int
     waiting: list[tuple[int, int, _Query, Sequence[Invoke]]] = field(default_factory=list)
+    used: float | None = None
+    warming: dict[tuple[int, int], float] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
 class _Function:
-    """A function's idle environments: since when, the longest first; and those that it may gain."""
+    """A function's idle environments: since when, the longest first; those that it may gain, and what starts take."""
 
     memory_gb: float
     growth: Growth
+    cold_s: Iterator[float]
     idle: deque[float] = field(default_factory=deque)
 
 
@@ -129,9 +138,11 @@ class LambdaSimulator:
         self._first = [sum(self._tiles[:stage]) for stage in range(len(self._tiles))]  # the number of its first task
         self._takes, self._driver_s = calibration.tasks_s.tolist(), [ms / 1000 for ms in calibration.driver_ms]
         self._gangs = dict(calibration.gangs)
-        self._starting = {start: calibration.overhead_s(start).tolist() for start in self._gangs}
         self._inside = {start: calibration.inside_s(start, stop).tolist() for start, stop in calibration.gangs}
-        self._functions = _functions(calibration, limits.growth)
+        self._functions = _functions(calibration, limits.growth, rng)
+        inner = {stage for start, stop in calibration.gangs for stage in range(start + 1, stop)}
+        self._warmed = [place for place in self._functions if place[0] and place[0] not in inner]
+        self._invoking = (np.array(calibration.overhead_ms) / 1000).tolist()
         slots = limits.slots_of_each(target.concurrency)
         self._drivers = [_Driver(slots) for _ in range(limits.drivers)]
         self._next_driver = itertools.cycle(self._drivers)
@@ -141,9 +152,8 @@ class LambdaSimulator:
         self._hedging = KnownHedging(usual_s, lambda: self._tasks_before + self.tasks) if limits.hedge else None
         self._share = _shares(calibration)
         self._others = _numbers(np.random.default_rng((seed, 1)), len(self._takes))
-        self._cold = calibration.cold.samples(rng)
         self._chosen, self._seeds = _turns(rng, len(self._takes)), _numbers(rng, 2**32)
-        self._events: list[tuple[float, int, _Query, Event | None, _Function | None]] = []
+        self._events: list[tuple[float, int, _Query, Event | list[Invoke] | None, _Function | None]] = []
         self._number = self._running = self._in_flight = 0
         self.count_from(0.0)
 
@@ -164,6 +174,19 @@ class LambdaSimulator:
         query = _Query(now, self._number, run, next(self._chosen), next(self._next_driver))
         self._in_flight += 1
         self._carry_out(query, run.start(now), now)
+        used, query.driver.used = query.driver.used, now
+        if self._target.keep_alive_s and (used is None or now - used > self._target.keep_alive_s):
+            self._prewarm(query, now)
+
+    def _prewarm(self, query: _Query, now: float) -> None:
+        query.driver.warming = {}
+        for stage, tile in self._warmed[: query.driver.free]:
+            if (found := self._environment(stage, tile, now)) is not None:
+                function, cold_s = found
+                ready = now + cold_s + self._invoking[next(self._others)][self._first[stage] + tile]
+                query.driver.free -= 1
+                query.driver.warming[stage, tile] = ready
+                self._later(ready, query, _TIME, function)
 
     def advance(self, now: float) -> None:
         events = self._events
@@ -178,7 +201,7 @@ class LambdaSimulator:
             if event is None:
                 self._answered(query)
             elif not query.run.finished:
-                self._carry_out(query, query.run.handle(event, time), time)
+                self._carry_out(query, event if isinstance(event, list) else query.run.handle(event, time), time)
 
     def keep_warm(self, count: int, now: float) -> int:
         """Start environments by pings until so many queries find warm ones; return for how many they were started.
@@ -203,7 +226,7 @@ class LambdaSimulator:
                 self._was_idle(function, since, min(end, since + self._target.keep_alive_s))
 
     def _carry_out(self, query: _Query, actions: Sequence[Action], now: float) -> None:
-        invoked = [action for action in actions if isinstance(action, Invoke)]
+        invoked = self._await_warmed(query, [action for action in actions if isinstance(action, Invoke)], now)
         if invoked and query.run.stages[invoked[0].stage].gang_stop:
             self._request(query, invoked, now)
         elif invoked and query.driver.free >= len(invoked) and not query.driver.waiting:
@@ -219,6 +242,7 @@ class LambdaSimulator:
                 case Drop(stage, tile, attempt):
                     query.queued.discard((stage, tile, attempt))
                 case Finish(error):
+                    query.driver.used = now
                     self.retries += query.run.retries
                     query.queued.clear()
                     if error is None:
@@ -228,8 +252,19 @@ class LambdaSimulator:
                 case _:  # abandoned tasks run to their end
                     pass
 
+    def _await_warmed(self, query: _Query, invoked: list[Invoke], now: float) -> list[Invoke]:
+        """Return what has not to wait for its environment; all else is invoked when that is ready, a gang together."""
+        warming = query.driver.warming
+        if not warming or not invoked:
+            return invoked
+        ready = [max(now, warming.pop((request.stage, request.tile), now)) for request in invoked]
+        if query.run.stages[invoked[0].stage].gang_stop:
+            ready = [max(ready)] * len(ready)
+        for time in {time for time in ready if time > now}:
+            self._later(time, query, [request for request, at in zip(invoked, ready, strict=True) if at == time])
+        return [request for request, at in zip(invoked, ready, strict=True) if at == now]
+
     def _request(self, query: _Query, requests: Sequence[Invoke], now: float) -> None:
-        """Have attempts of a query wait until its driver has slots for all of them, older queries' first."""
         query.queued |= {(one.stage, one.tile, one.attempt) for one in requests}
         self._number += 1
         heappush(query.driver.waiting, (query.age, self._number, query, requests))
@@ -254,12 +289,13 @@ class LambdaSimulator:
     def _invoke(self, query: _Query, requests: Sequence[Invoke], now: float) -> None:
         for request in requests:
             place = stage, tile, _ = request.stage, request.tile, request.attempt
-            found = self._environment(request, now)
+            found = self._environment(stage, tile, now)
             if found is None:
                 self._started(query, place, now, 0.0)
                 self._refuse(query, place, now)
                 continue
             function, cold_s = found
+            self.tasks += 1
             task = self._first[stage] + tile
             if hedged := query.run.stages[stage].tiles[tile].hedged:
                 self.hedges += 1
@@ -269,7 +305,6 @@ class LambdaSimulator:
             self._later(now + takes_s, query, TaskDone(*place, _WARM_REPORT), function)
 
     def _started(self, query: _Query, place: _Place, now: float, takes_s: float) -> None:
-        """Tell the run machine that an attempt was sent, which will take so long, and set its timer for lateness."""
         if self._hedging:
             self._hedging.ends_in_s = takes_s
         for action in query.run.handle(TaskStarted(*place), now):
@@ -279,22 +314,22 @@ class LambdaSimulator:
             self._hedging.ends_in_s = math.inf
 
     def _invoke_gang(self, query: _Query, requests: Sequence[Invoke], now: float) -> None:
-        """Start all members of a gang, or as many as there is room for, until they are aborted."""
         start = requests[0].stage
         places = [(request.stage, request.tile, request.attempt) for request in requests]
         started: list[tuple[_Function, float]] = []
         for request, place in zip(requests, places, strict=True):
             query.run.handle(TaskStarted(*place), now)
-            found = self._environment(request, now) if len(started) == request.tile else None
+            found = self._environment(start, request.tile, now) if len(started) == request.tile else None
             if found is not None:
                 started.append(found)
+                self.tasks += 1
             else:
                 self._refuse(query, place, now)
         if len(started) < len(requests):
             for place, (function, cold_s) in zip(places, started, strict=False):
                 self._later(now + cold_s + _ABORTED_S, query, TaskFailed(*place, _ABORTED), function)
             return
-        overheads = self._starting[start][query.row]
+        overheads = self._invoking[query.row][self._first[start] :]
         ready = max(overheads[request.tile] + cold_s for request, (_, cold_s) in zip(requests, started, strict=True))
         end = now + ready + self._inside[start][query.row]
         for place, (function, _) in zip(places, started, strict=True):
@@ -308,24 +343,25 @@ class LambdaSimulator:
         stages = sum(tile < tiles for tiles in self._tiles[start : self._gangs[start]])
         return replace(_WARM_REPORT, later=(_WARM_REPORT,) * (stages - 1))
 
-    def _environment(self, request: Invoke, now: float) -> tuple[_Function, float] | None:
+    def _environment(self, stage: int, tile: int, now: float) -> tuple[_Function, float] | None:
         """Take an environment for a task, and return its function and what starting it takes, where none was warm.
 
         None where Lambda refuses: as many run as the account allows, or the function may gain no more at once.
         """
         if self._running >= self._target.concurrency:
             return None
-        function, cold_s = self._functions[request.stage, request.tile], 0.0
+        function, cold_s = self._functions[stage, tile], 0.0
         if not (function.idle and self._reuse(function, now)):
             if not function.growth.take(now):
                 return None
-            cold_s = next(self._cold)
+            cold_s = next(function.cold_s)
             self.colds += 1
-        self.tasks += 1
         self._running += 1
         return function, cold_s
 
-    def _later(self, time: float, query: _Query, event: Event | None, function: _Function | None = None) -> None:
+    def _later(
+        self, time: float, query: _Query, event: Event | list[Invoke] | None, function: _Function | None = None
+    ) -> None:
         self._number += 1
         heappush(self._events, (time, self._number, query, event, function))
 
@@ -344,7 +380,6 @@ class LambdaSimulator:
                 self.failed += 1
 
     def _reuse(self, function: _Function, now: float) -> bool:
-        """Take the environment that was used last, if one is left that was used lately."""
         keep, idle = self._target.keep_alive_s, function.idle
         while idle and idle[0] + keep <= now:
             self._was_idle(function, idle[0], idle.popleft() + keep)
@@ -357,12 +392,8 @@ class LambdaSimulator:
         self.idle_gb_s += max(0.0, until - max(since, self.since)) * function.memory_gb
 
 
-def _ganged(calibration: Calibration) -> frozenset[int]:
-    return frozenset(stage for start, stop in calibration.gangs for stage in range(start, stop))
-
-
 def _usual_s(calibration: Calibration, stage: int) -> float:
-    if stage in _ganged(calibration):
+    if any(start <= stage < stop for start, stop in calibration.gangs):
         return math.inf
     return float(np.quantile(calibration.service_s(stage) + calibration.overhead_s(stage), QUANTILE))
 
@@ -383,14 +414,15 @@ def _check_slots(calibration: Calibration, slots: int) -> None:
         )
 
 
-def _functions(calibration: Calibration, growth: float) -> dict[tuple[int, int], _Function]:
+def _functions(calibration: Calibration, growth: float, rng: Generator) -> dict[tuple[int, int], _Function]:
     made: dict[tuple[int, int], _Function] = {}
     functions: dict[tuple[int, int], _Function] = {}
     home = {stage: start for start, stop in calibration.gangs for stage in range(start, stop)}
     for stage, (numbers, memory_mb) in enumerate(zip(calibration.functions, calibration.memory_mb, strict=True)):
+        cold_s = calibration.cold_s(stage).samples(rng)
         for tile, number in enumerate(numbers):
             functions[stage, tile] = made.setdefault(
-                (home.get(stage, stage), number), _Function(memory_mb / _MB_PER_GB, Growth(growth))
+                (home.get(stage, stage), number), _Function(memory_mb / _MB_PER_GB, Growth(growth), cold_s)
             )
     return functions
 
@@ -466,7 +498,7 @@ class TasksRun(QueriesRun):
 def service_times(calibration: Calibration, target: LambdaTarget, seed: int = 0) -> ServiceTimes:
     """Return the times of queries that do not meet, sampled task by task: warm ones, and what an all-cold one adds."""
     warm = alone(calibration, replace(target, keep_alive_s=float("inf")), seed)[1:]  # the first one was cold
-    cold = alone(calibration, replace(target, keep_alive_s=0.0), seed)
+    cold = alone(calibration, replace(target, keep_alive_s=_APART_S / 2), seed)
     adds = np.maximum(cold - np.median(warm), 0.0)
     return ServiceTimes(Quantiles.of(warm), Quantiles.of(adds), calibration.label)
 

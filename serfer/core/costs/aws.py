@@ -46,6 +46,7 @@ class LambdaFacts:
     init: Positive
     load_rate: Positive
     fetch_latency: Positive
+    package_rate: Positive
     image_rate: Positive
     restore: Positive
     snapshot_rate: Positive

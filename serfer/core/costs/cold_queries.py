@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
-from serfer.core.costs.cost_model import HOURS_A_MONTH, PlanPrice, Platform, billed_usd, price_plan
+from serfer.core.costs.cost_model import HOURS_A_MONTH, PlanPrice, Platform, price_plan, start_usd
 from serfer.core.plan import CONTAINER, WEIGHT_PLACES, explained
 from serfer.core.units import MB_PER_GB, S_PER_HOUR
 
@@ -48,7 +48,7 @@ def price_cold(plan: Plan, platform: Platform, memory_mb: int | None = None) -> 
 def warm_up_usd(price: PlanPrice, facts: LambdaFacts) -> float:
     """Price warming every environment that a query of a plan uses, each by a request of its own."""
     return sum(
-        stage.tasks * (float(billed_usd(stage.memory_mb, start.seconds, facts)) + facts.price_request)
+        start_usd(stage.tasks, stage.memory_mb, start, facts, first=False)
         for stage, start in zip(price.stages, price.cold_starts, strict=True)
     )
 

@@ -1,11 +1,13 @@
 """Predicted parts of a cold start, by where a function has its weights.
 
-    cold start = process and imports + fetching or reading the weights + making sessions of them
+    cold start = copying a zip's weights + process and imports + fetching or reading weights + making sessions of them
 
-Weights in a zip are on the function's disk when its process starts. Fetched ones come from a bucket at the bandwidth of
-an environment, those of a container image block by block, as they are read. The initialisation of an environment is
-billed as its invocations are, so weights cost the same dollars wherever they are fetched; but Lambda stops an
-initialisation after `init_limit` seconds, so that weights which take longer are fetched in the first invocation.
+Lambda copies a zip onto the environment's disk before it starts the process, at `package_rate`, and does not bill that.
+Its weights alone count here: code and dependencies are the same in every function, wherever its weights are, and part
+of `init`. Fetched weights come from a bucket at the bandwidth of an environment, those of a container image block by
+block, as they are read. The initialisation of an environment is billed as its invocations are, so that both cost what
+they take; but Lambda stops an initialisation after `init_limit` seconds, so that weights which take longer are fetched
+in the first invocation.
 
 The steps of a plan (stages and gangs) run one after another, their cold starts do not: a driver starts the environments
 of all of them as the query starts (drivers/dispatching/prewarming.py). So the first answer is the critical path,
@@ -37,11 +39,13 @@ INIT_SHARE = 0.7
 class ColdStart:
     """What a cold start adds to an invocation, in seconds, part by part.
 
-    `process` starts the process and its imports, `fetching` has the weights from a bucket or a container image,
-    `sessions` makes inference sessions of them. Where it is `restored` from a snapshot, `process` is the restoring,
-    which is not billed, and `fetching` has the weights' pages; their sessions are in the snapshot.
+    `package` copies the weights of a zip onto the environment, which is not billed, `process` starts the process and
+    its imports, `fetching` has the weights from a bucket or a container image, `sessions` makes inference sessions of
+    them. Where it is `restored` from a snapshot, `process` is the restoring, which is not billed, and `fetching` has
+    the weights' pages; their sessions are in the snapshot.
     """
 
+    package: float
     process: float
     fetching: float
     sessions: float
@@ -49,11 +53,11 @@ class ColdStart:
 
     @property
     def seconds(self) -> float:
-        return self.process + self.fetching + self.sessions
+        return self.package + self.process + self.fetching + self.sessions
 
     @property
     def billed_seconds(self) -> float:
-        return self.seconds - (self.process if self.restored else 0.0)
+        return self.fetching + self.sessions + (0.0 if self.restored else self.process)
 
 
 @dataclass(frozen=True)
@@ -85,13 +89,14 @@ def cold_start(weight_bytes: float, weights_in: str, facts: LambdaFacts, *, snap
     With `snapstart` the place makes no difference: a snapshot has the sessions.
     """
     if snapstart:
-        return ColdStart(facts.restore, weight_bytes / facts.snapshot_rate, 0.0, restored=True)
+        return ColdStart(0.0, facts.restore, weight_bytes / facts.snapshot_rate, 0.0, restored=True)
+    package = weight_bytes / facts.package_rate if weights_in == ZIP else 0.0
     fetching = {
         ZIP: 0.0,
         FETCHED: facts.fetch_latency + weight_bytes / facts.bandwidth if weight_bytes else 0.0,
         CONTAINER: weight_bytes / facts.image_rate,
     }
-    return ColdStart(facts.init, fetching[weights_in], weight_bytes / facts.load_rate)
+    return ColdStart(package, facts.init, fetching[weights_in], weight_bytes / facts.load_rate)
 
 
 def cold_seconds(weight_bytes: float, weights_in: str, facts: LambdaFacts) -> float:

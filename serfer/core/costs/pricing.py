@@ -152,6 +152,7 @@ def _query(plan: Plan, price: PlanPrice) -> dict[str, Any]:
                 "path": plan.stages[numbers[-1]].path,
                 "weights_in": plan.stages[numbers.start].weights_in,
                 "cold_start": {
+                    "package_ms": MS_PER_S * start.package,
                     "process_ms": MS_PER_S * start.process,
                     "fetching_ms": MS_PER_S * start.fetching,
                     "sessions_ms": MS_PER_S * start.sessions,

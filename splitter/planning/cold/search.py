@@ -50,9 +50,9 @@ class _ColdEdge:
     def of(cls, edge: Edge, platform: Platform) -> _ColdEdge:
         candidate, functions = edge.stage, platform.functions
         assert isinstance(candidate, CandidateStage)  # noqa: S101 - what StageGraph put there: no gangs are searched
-        count, seconds = candidate.work.grid.tiles, candidate.fit.cold_seconds(platform)
+        count, billed_s = candidate.work.grid.tiles, candidate.fit.cold_start(platform).billed_seconds
         memory = np.array(candidate.memory_mb, dtype=float)
-        usd = starting_usd(count, memory, seconds, functions, first=edge.start[1] == 0)
+        usd = starting_usd(count, memory, billed_s, functions, first=edge.start[1] == 0)
         return cls(edge, float(ready(edge, platform)[0]), count, usd)
 
     @property

@@ -36,7 +36,7 @@ _State = tuple[int, int]
 def ready(edge: Edge, platform: Platform) -> Floats:
     candidate = edge.stage
     assert isinstance(candidate, CandidateStage | CandidateGang)  # noqa: S101 - what StageGraph put there
-    cold_s, first, functions = candidate.fit.cold_seconds(platform), edge.start[1] == 0, platform.functions
+    cold_s, first, functions = candidate.fit.cold_start(platform).seconds, edge.start[1] == 0, platform.functions
     seconds = {tasks: ready_seconds(tasks, cold_s, functions, first=first) for tasks in set(candidate.tasks)}
     return np.array([seconds[tasks] for tasks in candidate.tasks])
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from serfer.core.costs.aws import shipped_aws
-from serfer.core.costs.cold_starts import cold_seconds
+from serfer.core.costs.cold_starts import cold_start
 from serfer.core.costs.cost_model import StageLoad, Traffic, stage_price, starting_usd
 from serfer.core.costs.operator_costs import shipped_profiles
 from serfer.core.geometry import Grid, Rect, Span
@@ -201,8 +201,8 @@ def common(rect, other):
 def starts_usd(budget, tasks, weights, *, first):
     """Return what the cold starts of a step cost in the share of the queries that are cold, for each memory."""
     platform = budget.platform
-    cold_s = cold_seconds(weights, ZIP, platform.functions)
-    usd = starting_usd(tasks, np.array(budget.memory_mb, dtype=float), cold_s, platform.functions, first=first)
+    billed_s = cold_start(weights, ZIP, platform.functions).billed_seconds
+    usd = starting_usd(tasks, np.array(budget.memory_mb, dtype=float), billed_s, platform.functions, first=first)
     return platform.cold_share * usd
 
 

@@ -31,8 +31,9 @@ def test_the_default_is_better_than_the_warm_choice_where_queries_are_cold():
     x = net.linear(net.op("Relu", net.linear(net.flat(x), 24 * 144, 60)), 60, 10)
     functions = replace(FACTS.functions, package_limit=DEPENDENCY_ALLOWANCE + 500_000, fetch_latency=5.0)
     slow = replace(FACTS, functions=functions)
-    warm, default = choices("small", from_onnx(net.model(x), 12, 12), 12, slow)
+    warm, default, half, twice = choices("small", from_onnx(net.model(x), 12, 12), 12, slow)
     assert (warm.chosen_for, default.chosen_for) == ("warm", "default")
+    assert half.cold_ms > default.cold_ms > twice.cold_ms
     assert warm.warm_ms * warm.usd < default.warm_ms * default.usd
     assert default.expected_ms * default.expected_usd < warm.expected_ms * warm.expected_usd
     assert default.cold_ms < warm.cold_ms

@@ -12,7 +12,7 @@ from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import InputError, UsageError
 from serfer.core.plan import PackageLimit
 from serfer_bench.study.planner.planner import Network
-from serfer_bench.study.planner.surface import Cell, details, read_gpus, winners
+from serfer_bench.study.planner.surface import Cell, details, read_gpus, varied, winners
 from serfer_bench.study.planner.surface_picture import won
 from serfer_bench.study.planner.ways_to_answer import (
     GPU,
@@ -117,6 +117,11 @@ def test_winners_are_written_by_burst_and_drawn_from_what_is_written():
         for cell in won([winners(cells), details(cells)])
     ]
     assert shown == [(cell.size, cell.question.burst, cell.question.slo_s, cell.winner) for cell in cells]
+    other = [cell(1, {SPLIT: 2.0, INSTANCE: 1.0}), *cells[1:]]
+    assert varied(cells, [other], [("package_rate", 0.5)]).body == [
+        ("as they are", "0", "0", "2", "0", "0", "0", "2", "2"),
+        ("package_rate x 0.5", "0", "0", "1", "0", "1", "0", "2", "1"),
+    ]
     assert cells[0].instances_win_from == 1500
     assert cells[2].instances_win_from is None
 
@@ -139,9 +144,11 @@ def test_the_command_answers_for_a_network_of_ones_own_and_draws_who_wins(tmp_pa
     (tmp_path / "net.onnx").write_bytes(small_onnx().SerializeToString())
     options = ["--model", str(tmp_path / "net.onnx"), "--size", str(SIZE), "--burst", "1", "--burst", "50"]
     options += ["--cold-share", "0.1", "--slo-ms", "900", "--per-hour", "500"]
-    lines = rows("study", "planner", "surface", *options, "--picture", tmp_path / "who.png")
+    lines = rows("study", "planner", "surface", *options, "--picture", tmp_path / "who.png", "--vary", "init")
     assert [(line["burst"], line["winner"]) for line in lines] == [(1, ONE_FUNCTION), (50, ONE_FUNCTION)]
     assert {ONE_FUNCTION, SNAPSTART, INSTANCE} <= lines[0]["ways"].keys()
     assert (tmp_path / "who.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(UsageError, match="--vary speed: Lambda has no such constant"):
+        rows("study", "planner", "surface", "--vary", "speed")
     with pytest.raises(UsageError, match="should end in"):
         rows("study", "planner", "surface", "--picture", tmp_path / "a.txt")

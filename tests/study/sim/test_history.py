@@ -116,12 +116,13 @@ def test_latencies_are_those_of_the_queries_that_were_measured_by_stage_in_a_gan
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 2}, "not a calibration of format 1, but '2'"),
+        ({"format": 1}, "not a calibration of format 2, but '1'"),
         ({"service_ms": []}, "as many queries"),
         ({"driver_ms": [], "service_ms": [], "overhead_ms": []}, "1 at least"),
-        ({"cold_ms": []}, "one cold start"),
-        ({"cold_ms": [-1]}, "times are 0 to"),
-        ({"cold_ms": [float("nan")]}, "times are 0 to"),
+        ({"cold_ms": [[], []]}, "one cold start"),
+        ({"cold_ms": [[1]]}, "a row of cold_ms for each stage"),
+        ({"cold_ms": [[-1], []]}, "times are 0 to"),
+        ({"cold_ms": [[], [float("nan")]]}, "times are 0 to"),
         ({"cold_ms": ["x"]}, "cold_ms"),
         ({"functions": [[0, 0], [0], [0]]}, "a memory for each stage"),
         ({"functions": [[0], [0]]}, "2 tasks"),

@@ -42,7 +42,7 @@ def calibration(tiles=(2, 1), rows=50, gangs=()):
         service_ms=tuple((9.0 + row,) * tasks for row in range(rows)),
         overhead_ms=((1.0,) * tasks,) * rows,
         driver_ms=(1.0,) * rows,
-        cold_ms=(500.0,),
+        cold_ms=((500.0,),) * len(tiles),
         gangs=gangs,
     )
 

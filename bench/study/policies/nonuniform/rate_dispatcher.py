@@ -15,7 +15,7 @@ from typing import Final
 from serfer.control.policy import Target
 from serfer.control.scenario import Scenario
 from serfer_bench.study.policies.infless.dispatch import dispatch
-from serfer_bench.study.policies.nonuniform.sizes import Size, size_of
+from serfer_bench.study.policies.nonuniform.sizes import size_of
 
 REST: Final = ""
 """The target of what exceeds the instances' upper bounds."""
@@ -48,17 +48,13 @@ def shares(rate: float, targets: Sequence[Target], scenario: Scenario) -> Shares
 
     Above R_max each gets r_up, and the rest is left; before any rate is known, in proportion to r_up.
     """
-    ranges = [_range_of(target, scenario) for target in targets]
+    ranges = [size_of(scenario.instances[one.kind], one.batch, scenario.slo_ms) for one in targets]
     rates = dispatch(rate, [(one, 1) for one in ranges]).rates if rate > 0 else tuple(one.up for one in ranges)
     if sum(rates) <= 0:
         rates = tuple(one.up for one in ranges)
     total = max(rate, sum(rates))
     of = {one.name: each / total for one, each in zip(targets, rates, strict=True)} if total > 0 else {}
     return Shares(of, max(0.0, 1.0 - sum(of.values())))
-
-
-def _range_of(one: Target, scenario: Scenario) -> Size:
-    return size_of(scenario.instances[one.kind], one.batch, scenario.slo_ms)
 
 
 class RateDispatcher:

@@ -66,7 +66,7 @@ class _Shown:
 
 def won(tables: Sequence[Table]) -> list[Won]:
     try:
-        winners, details = tables
+        winners, details = tables[:2]
         bursts = sorted({_number(row[details.head.index("burst")]) for row in details.body})
         return [shown for row in winners.body for shown in _shown(dict(zip(winners.head, row, strict=True)), bursts)]
     except (KeyError, ValueError) as error:

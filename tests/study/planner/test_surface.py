@@ -111,13 +111,13 @@ def test_winners_are_written_by_burst_and_drawn_from_what_is_written():
         return Cell("net", 224, asked(burst), answers)
 
     cells = [cell(1, {SPLIT: 2.0, INSTANCE: 3.0}), cell(10, {SPLIT: 2.0, INSTANCE: 2.5}), cell(100, {}), cell(1000, {})]
+    other = [cell(1, {SPLIT: 2.0, INSTANCE: 1.0}), *cells[1:]]
     assert winners(cells).body == [("net", "224", "1,000", "split to 10, then none")]
     shown = [
         (cell.size, cell.question.burst, cell.question.slo_s, cell.winner)
-        for cell in won([winners(cells), details(cells)])
+        for cell in won([winners(cells), details(cells), varied(cells, [other], [("package_rate", 0.5)])])
     ]
     assert shown == [(cell.size, cell.question.burst, cell.question.slo_s, cell.winner) for cell in cells]
-    other = [cell(1, {SPLIT: 2.0, INSTANCE: 1.0}), *cells[1:]]
     assert varied(cells, [other], [("package_rate", 0.5)]).body == [
         ("as they are", "0", "0", "2", "0", "0", "0", "2", "2"),
         ("package_rate x 0.5", "0", "0", "1", "0", "1", "0", "2", "1"),

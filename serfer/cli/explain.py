@@ -227,8 +227,8 @@ def _print_cold_starts(plan: Plan, cold: ColdPrice) -> None:
     rows = []
     for step, (start, stage, times) in enumerate(zip(cold.cold_starts, cold.stages, cold.times, strict=True)):
         run = stage.seconds - times.waited
-        parts = start.package, start.process, start.fetching, start.sessions, times.ready, times.waited, run, times.ended
-        figures = [f"{MS_PER_S * seconds:,.0f}" for seconds in parts]
+        parts = start.package, start.process, start.fetching, start.sessions
+        figures = [f"{MS_PER_S * part:,.0f}" for part in (*parts, times.ready, times.waited, run, times.ended)]
         rows.append((cold.name(step), plan.stages[cold.numbers[step].start].weights_in, *figures))
     parts_of_start = "package", "process, imports", "fetch", "sessions", "ready at", "waited for", "run", "ends at"
     print_table(["cold start", "weights in", *parts_of_start], rows)

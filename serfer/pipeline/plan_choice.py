@@ -29,7 +29,7 @@ from serfer.drivers.driver import Answer, Driver, WarmUpRecord
 
 @dataclass(frozen=True)
 class WarmedFunction:
-    """A function of the warm plan: what warms it, its memory in MB, and the ms of this that are predicted to be billed."""
+    """A function of the warm plan: what warms it, its memory in MB, and the ms that are predicted to be billed."""
 
     request: WarmUp
     memory_mb: int

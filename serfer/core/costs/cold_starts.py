@@ -3,11 +3,10 @@
     cold start = copying a zip's weights + process and imports + fetching or reading weights + making sessions of them
 
 Lambda copies a zip onto the environment's disk before it starts the process, at `package_rate`, and does not bill that.
-Its weights alone count here: code and dependencies are the same in every function, wherever its weights are, and part
-of `init`. Fetched weights come from a bucket at the bandwidth of an environment, those of a container image block by
-block, as they are read. The initialisation of an environment is billed as its invocations are, so that both cost what
-they take; but Lambda stops an initialisation after `init_limit` seconds, so that weights which take longer are fetched
-in the first invocation.
+Its weights alone count here: code and dependencies, the same in every function, are part of `init`. Fetched weights
+come from a bucket at the bandwidth of an environment, those of a container image block by block, as they are read. An
+initialisation is billed as invocations are; but Lambda stops it after `init_limit` seconds, so that weights which take
+longer are fetched in the first invocation.
 
 The steps of a plan (stages and gangs) run one after another, their cold starts do not: a driver starts the environments
 of all of them as the query starts (drivers/dispatching/prewarming.py). So the first answer is the critical path,
@@ -39,10 +38,9 @@ INIT_SHARE = 0.7
 class ColdStart:
     """What a cold start adds to an invocation, in seconds, part by part.
 
-    `package` copies the weights of a zip onto the environment, which is not billed, `process` starts the process and
-    its imports, `fetching` has the weights from a bucket or a container image, `sessions` makes inference sessions of
-    them. Where it is `restored` from a snapshot, `process` is the restoring, which is not billed, and `fetching` has
-    the weights' pages; their sessions are in the snapshot.
+    `package` copies a zip's weights onto the environment, unbilled, `process` starts it and its imports, `fetching` has
+    weights from a bucket or an image, `sessions` makes inference sessions of them. Where it is `restored` from a
+    snapshot, `process` is the restoring, unbilled, and `fetching` has the weights' pages; the sessions are in it.
     """
 
     package: float
@@ -84,19 +82,14 @@ def critical_path(steps: Iterable[tuple[float, float]]) -> tuple[StepTimes, ...]
 
 
 def cold_start(weight_bytes: float, weights_in: str, facts: LambdaFacts, *, snapstart: bool = False) -> ColdStart:
-    """Predict the parts of a cold start of a function with so many bytes of weights in a place (`Stage.weights_in`).
-
-    With `snapstart` the place makes no difference: a snapshot has the sessions.
-    """
+    """Predict a cold start with so many bytes of weights in a place (`Stage.weights_in`), or in a snapshot."""
     if snapstart:
         return ColdStart(0.0, facts.restore, weight_bytes / facts.snapshot_rate, 0.0, restored=True)
     package = weight_bytes / facts.package_rate if weights_in == ZIP else 0.0
-    fetching = {
-        ZIP: 0.0,
-        FETCHED: facts.fetch_latency + weight_bytes / facts.bandwidth if weight_bytes else 0.0,
-        CONTAINER: weight_bytes / facts.image_rate,
-    }
-    return ColdStart(package, facts.init, fetching[weights_in], weight_bytes / facts.load_rate)
+    fetching = weight_bytes / facts.image_rate if weights_in == CONTAINER else 0.0
+    if weights_in == FETCHED and weight_bytes:
+        fetching = facts.fetch_latency + weight_bytes / facts.bandwidth
+    return ColdStart(package, facts.init, fetching, weight_bytes / facts.load_rate)
 
 
 def cold_seconds(weight_bytes: float, weights_in: str, facts: LambdaFacts) -> float:
@@ -106,7 +99,6 @@ def cold_seconds(weight_bytes: float, weights_in: str, facts: LambdaFacts) -> fl
 def fetched_at_init(weight_bytes: float, facts: LambdaFacts) -> bool:
     """Return whether an environment fetches its weights while it initialises: otherwise in its first invocation.
 
-    At initialisation where process, fetching and sessions are predicted to take less than 0.7 of Lambda's limit (7 s of
-    10). Both are billed, so they cost the same.
+    At initialisation where its start is predicted to take less than 0.7 of Lambda's limit. Both are billed alike.
     """
     return cold_seconds(weight_bytes, FETCHED, facts) < INIT_SHARE * facts.init_limit

@@ -55,13 +55,7 @@ class SerferError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Exception's own calls the class with its message alone: what wants more breaks a pool of processes.
-        return _again, (type(self), self.args, self.__dict__)
-
-
-def _again(kind: type[SerferError], given: tuple[Any, ...], fields: dict[str, Any]) -> SerferError:
-    error = kind.__new__(kind, *given)
-    error.__dict__.update(fields)
-    return error
+        return type(self).__new__, (type(self), *self.args), self.__dict__
 
 
 class WrongAnswerError(SerferError):

@@ -3,19 +3,18 @@ from importlib import import_module
 
 from serfer.core.errors import SerferError
 
+MODULES = ("serfer.core.errors", "serfer.applications.answering", "serfer.mapping.comparison", "serfer.raster.objects")
+MODULES += ("serfer.sam.smoke", "serfer.storage.s3.coordination", "serfer.splitter.network.source")
+MODULES += ("serfer.splitter.network.unsupported", "serfer.splitter.plan_dir.assemble")
 
-def kinds(kind=SerferError):
-    return {kind}.union(*map(kinds, kind.__subclasses__()))
 
-
-MODULES = ("applications.answering", "mapping.comparison", "raster.objects", "sam.smoke", "storage.s3.coordination")
-MODULES += ("splitter.network.source", "splitter.network.unsupported", "splitter.plan_dir.assemble")
+def kinds():
+    found = {kind for module in map(import_module, MODULES) for kind in vars(module).values() if isinstance(kind, type)}
+    return {kind for kind in found if issubclass(kind, SerferError)}
 
 
 def test_every_error_reaches_another_process_with_its_fields():
     """Seen with Python 3.11: what cannot be rebuilt there is BrokenProcessPool for all tasks of a pool."""
-    for module in MODULES:
-        import_module(f"serfer.{module}")
     assert len(kinds()) > 40
     for kind in kinds():
         error = kind.__new__(kind, "why")

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import logging
 import sys
 import time
 from collections import Counter
@@ -109,20 +110,19 @@ def test_a_query_goes_to_a_decoder_unless_it_is_plain_and_to_a_worker_and_nowher
     assert changes == way
 
 
-def test_a_query_takes_few_calls_of_the_event_loops_thread(whole, forks):
+def test_a_query_takes_few_calls_of_the_event_loops_thread(whole, forks, caplog):
     """Of Python's functions and built-in ones, as `serfer bench service profile` counts them."""
-    calls, counts, loops = Counter(), [], []
+    calls, loops = Counter(), []
+    caplog.set_level(logging.WARNING, "serfer")  # commands of other tests leave INFO, and pytest formats each line
     with serving(whole, forks, loops) as client:
         for _ in range(_WARM_UP):
             classify(client, png())
         loops[0].call_soon_threadsafe(sys.setprofile, lambda _, event, __: calls.update([event]))
         for _ in range(_QUERIES):
             classify(client, png())
-            counts.append(calls["call"] + calls["c_call"])
         loops[0].call_soon_threadsafe(sys.setprofile, None)
         classify(client, png())
-    quiet = sorted(np.diff(counts))[_QUERIES // 4]  # of a slow machine the loop's timers come between queries
-    assert 0 < quiet <= CALLS
+    assert 0 < (calls["call"] + calls["c_call"]) / _QUERIES <= CALLS
 
 
 async def test_no_bytes_of_a_file_or_a_tensor_are_copied_on_their_way_to_the_pass(whole, forks, monkeypatch):

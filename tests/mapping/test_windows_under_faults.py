@@ -423,7 +423,10 @@ def computed(text, statistics):
 def anywhere(windows, pool, rng):
     """Compute windows in random processes and in any order, and put the result together."""
     statistics = None
-    run = lambda some: pool.map(computed, [window.to_json() for window in some], [statistics] * len(some))  # noqa: E731
+
+    def run(some):
+        return pool.map(computed, [window.to_json() for window in some], [statistics] * len(some))
+
     for step in windows.passes:
         sums = [*run([step[int(number)] for number in rng.permutation(len(step))])]
         statistics, before = serfer.combine(sums, statistics), statistics
